@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from clusterrun.health import cgroup, machine, network
+from clusterrun.health import cgroup, machine
 from clusterrun.health.cgroup import MemoryGroup
 from clusterrun.health.checks import clock as checks_clock
 from clusterrun.health.node import Needs
@@ -62,10 +62,10 @@ def up(monkeypatch: pytest.MonkeyPatch, **cards: bool) -> None:
 def test_a_port_that_is_down_beside_one_that_is_active(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(network, "INFINIBAND", tmp_path)
+    monkeypatch.setattr(machine, "INFINIBAND", tmp_path)
     up(monkeypatch, lo=True, ib0=True)
     ports(tmp_path, "4: ACTIVE", "1: DOWN")
-    found = network.interface(2)
+    found = machine.interface(2)
     assert (found.severity, found.text) == (Severity.NOTE, "up: ib0, mlx5_0/1; mlx5_0/2 is DOWN")
 
 
@@ -74,7 +74,7 @@ def test_a_job_of_several_machines_needs_an_interface(
     monkeypatch: pytest.MonkeyPatch, machines: int, status: Severity
 ) -> None:
     up(monkeypatch, lo=True, eth0=False)
-    assert network.interface(machines).severity is status
+    assert machine.interface(machines).severity is status
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import Final
 
 import psutil
 
-from clusterrun.health import machine, network
+from clusterrun.health import machine
 from clusterrun.shared.installed import installed_version
 
 EVERY_NODE: Final = ("torch", "accelerate")  # an attempt does not start if they differ
@@ -96,8 +96,8 @@ def _interfaces() -> Iterator[tuple[str, str]]:
 
 
 def _infiniband() -> Iterator[tuple[str, str]]:
-    for name, state in network.infiniband().items():
+    for name, state in machine.infiniband().items():
         device, _, port = name.partition("/")
         place = machine.INFINIBAND / device
-        yield f"{device} firmware", network.text_of(place / "fw_ver")
-        yield name, f"{state}, {network.text_of(place / 'ports' / port / 'rate')}"
+        yield f"{device} firmware", machine.text_of(place / "fw_ver")
+        yield name, f"{state}, {machine.text_of(place / 'ports' / port / 'rate')}"

@@ -11,7 +11,7 @@ from typing import Final
 import psutil
 
 from clusterrun.health import cgroup
-from clusterrun.health.network import text_of
+from clusterrun.health.machine import text_of
 
 NETWORK, INFINIBAND = Path("/sys/class/net"), Path("/sys/class/infiniband")
 _ETHERNET: Final = "1"  # IP over InfiniBand is counted at its ports

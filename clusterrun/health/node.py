@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from clusterrun.config.choices import Device
-from clusterrun.health import machine, network, paths
+from clusterrun.health import machine, paths
 from clusterrun.health.checks import own_checks
 from clusterrun.health.examine import Look
 from clusterrun.health.gpu_answer import ANSWER_S, GpuAnswer, device_names
@@ -76,7 +76,7 @@ def quick_looks(needs: Needs, asked: GpuAnswer | None = None) -> dict[str, Look]
         "node.files": partial(machine.open_files, needs.ranks, needs.files),
         "node.memlock": machine.memlock,
         "node.tmp": paths.scratch,
-        "net.interface": partial(network.interface, needs.machines),
+        "net.interface": partial(machine.interface, needs.machines),
         **gpu_checks(asked or needs.gpu_answer(), needs.node_ranks),
         **{name: partial(x.look, needs) for name, x in own_checks().items() if x.is_quick},
     }
@@ -87,7 +87,7 @@ def all_looks(needs: Needs, asked: GpuAnswer | None = None) -> dict[str, Look]:
     asked = asked or needs.gpu_answer()
     return {
         **quick_looks(needs, asked),
-        "net.name": network.own_name,
+        "net.name": machine.own_name,
         **({"cuda.driver": partial(_driver, asked)} if asked else {}),
         **{name: partial(each.look, needs) for name, each in own_checks().items()},
     }

@@ -41,6 +41,7 @@ class Subject:
     def __init__(self, prepared: Prepared) -> None:
         self.prepared, self.plan = prepared, prepared.plan
         self.spec = prepared.resolved.spec
+        self.interpreter = prepared.facts.interpreter if prepared.facts else Interpreter()
 
     @property
     def needs(self) -> Needs:
@@ -52,10 +53,9 @@ class Subject:
     def python(self) -> Interpreter:
         """The job's interpreter. Raises UnknownError if that is elsewhere."""
         self.refuse_container()
-        found = self.prepared.facts
-        if found is None or (not found.interpreter.path and self.spec.setup):
+        if not self.interpreter.path and self.spec.setup:
             raise UnknownError("only the nodes know the interpreter: the setup lines provide it")
-        return found.interpreter
+        return self.interpreter
 
     @property
     def is_sure(self) -> bool:
@@ -77,9 +77,7 @@ class Subject:
     @property
     def cuda(self) -> str | None:
         """The CUDA of the job's torch; "" for none, None if unknown."""
-        if self.prepared.facts is None:
-            return None
-        found = self.prepared.facts.interpreter
+        found = self.interpreter
         return toolchain.cuda_of_torch(found.places, found.packages.get("torch", ""))
 
     @cached_property
