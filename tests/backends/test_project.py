@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import subprocess
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ import pytest
 from clusterrun.backends.hosts import project as module
 from clusterrun.backends.hosts.project import (
     Project,
-    ProjectReceiver,
     check_paths,
     find_project,
     pack,
@@ -149,16 +147,14 @@ def test_a_project_arrives_as_it_was_through_a_pipe(root: Path, tmp_path: Path) 
     os.utime(root / "a.py", (1_000_000, 1_000_000))
     (root / "big").write_bytes(os.urandom(3 << 20))
     (root / "lib/link").symlink_to("../a.py")
-    stream = packed(root)
-    assert stream.getvalue() == packed(root).getvalue()
     wire = io.BytesIO()
-    send_project(Pipe(wire, wire), stream)
-    wire.seek(0)
     pipe = Pipe(wire, wire)
-    target = tmp_path / "project"
-    receiver = ProjectReceiver(io.BytesIO(), target)
-    while (frame := pipe.receive()) and not receiver.take(frame):
-        assert not target.exists()
+    send_project(pipe, packed(root))
+    wire.seek(0)
+    stream, target = io.BytesIO(), tmp_path / "project"
+    while (frame := pipe.receive()) and frame.data:
+        stream.write(frame.data)
+    unpack(stream, target)
     assert {str(path.relative_to(target)) for path in target.rglob("*")} == {
         *("a.py", "big", "lib", "lib/b.sh", "lib/link")
     }
@@ -170,40 +166,10 @@ def test_a_project_arrives_as_it_was_through_a_pipe(root: Path, tmp_path: Path) 
     assert sorted(os.listdir(tmp_path)) == ["project", "work"]
 
 
-def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
-    info = tarfile.TarInfo(name)
-    info.type, info.linkname = kind, link
-    return info
-
-
-HOSTILE = (
-    [member("../a")],
-    [member("/tmp/a")],
-    [member("a/../../b")],
-    [member("dev", tarfile.CHRTYPE)],
-    [member("hard", tarfile.LNKTYPE, "/etc/passwd")],
-    [member("l", tarfile.SYMTYPE, "/etc")],
-    [member("l", tarfile.SYMTYPE, "..")],
-    [member("l", tarfile.SYMTYPE, ".."), member("l/x", tarfile.SYMTYPE, "y")],
-    [member("a", tarfile.SYMTYPE, "b/.."), member("b", tarfile.SYMTYPE, ".")],
-    [member("a"), member("a")],
-)
-
-
-def test_a_hostile_or_cut_stream_leaves_nothing(root: Path, tmp_path: Path) -> None:
+def test_a_stream_that_is_cut_leaves_nothing(root: Path, tmp_path: Path) -> None:
     (root / "big").write_bytes(os.urandom(1 << 20))
-    streams = [packed(root).getvalue()[:-1000]]
-    for members in HOSTILE:
-        stream = io.BytesIO()
-        with tarfile.open(fileobj=stream, mode="w:gz") as tar:
-            for info in (member("good"), *members):
-                tar.addfile(info)
-        streams.append(stream.getvalue())
     (tmp_path / "in").mkdir()
-    for data in streams:
-        with pytest.raises(
-            ClusterrunError, match=r"cannot write the project|broken on other hosts"
-        ):
-            unpack(io.BytesIO(data), tmp_path / "in" / "project")
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "work"]
-        assert not any((tmp_path / "in").iterdir())
+    with pytest.raises(ClusterrunError, match=r"cannot write the project"):
+        unpack(io.BytesIO(packed(root).getvalue()[:-1000]), tmp_path / "in" / "project")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "work"]
+    assert not any((tmp_path / "in").iterdir())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gzip
 import itertools
 import os
 import shutil
@@ -18,17 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from clusterrun.backends.hosts.start import DATA_BYTES, Frame, Pipe
+from clusterrun.backends.hosts.start import DATA_BYTES, Pipe
 from clusterrun.config.secrets import is_secret_file
 from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.launch.inputs import inputs
 from clusterrun.shared.checkpoint_files import MARKER
-from clusterrun.shared.files import PRIVATE, PRIVATE_EXECUTABLE
 
 MOST_BYTES: Final = 200 * 10**6
 MOST_FILES: Final = 20_000
 GIT_S: Final = 60.0
-PART, END = "project", "project-end"  # kinds of frames
 
 _OTHERS = frozenset({".git", ".hg", ".svn", "__pycache__", "node_modules"})
 _MOST_READ: Final = 300  # files of settings that are searched for credentials
@@ -193,16 +190,15 @@ def _check_size(sizes: dict[str, int], *, is_git: bool) -> None:
     )
 
 
-# As one stream: a compressed tar, the same bytes for the same files
+# As one stream: a compressed tar
 
 
 def pack(project: Project, stream: BinaryIO) -> None:
     """Write a project. Raises ClusterrunError if a file can't be read."""
-    zipped = gzip.GzipFile(filename="", mode="wb", compresslevel=1, fileobj=stream, mtime=0)
-    with zipped, tarfile.open(fileobj=zipped, mode="w|", format=tarfile.GNU_FORMAT) as tar:
+    with tarfile.open(fileobj=stream, mode="w:gz", compresslevel=1) as tar:
         for name in project.names:
             try:
-                _add(tar, project.root / name, name)
+                tar.add(project.root / name, name, recursive=False)
             except OSError as error:  # also: shorter than it was when it was opened
                 raise ClusterrunError(
                     f"cannot copy {name}",
@@ -211,93 +207,30 @@ def pack(project: Project, stream: BinaryIO) -> None:
                 ) from error
 
 
-def _add(tar: tarfile.TarFile, path: Path, name: str) -> None:
-    member = tarfile.TarInfo(name)
-    info = os.lstat(path)
-    member.mtime = int(info.st_mtime)
-    if stat.S_ISLNK(info.st_mode):
-        member.type, member.linkname = tarfile.SYMTYPE, os.readlink(path)
-        tar.addfile(member)
-        return
-    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
-        member.size = os.fstat(file.fileno()).st_size
-        member.mode = 0o755 if info.st_mode & 0o100 else 0o644
-        tar.addfile(member, file)
-
-
 def unpack(stream: BinaryIO, target: Path) -> None:
     """Unpack a project into a new private directory, whole or not at all.
 
-    Raises ClusterrunError, also for a member that would be outside of it.
+    Raises ClusterrunError.
     """
-    made = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=os.path.realpath(target.parent)))
+    made = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
-        with tarfile.open(fileobj=stream, mode="r|gz") as tar:
-            links = [member for member in tar if not _extracted(tar, member, made)]
-        for link in links:
-            os.symlink(link.linkname, _place(made, link.name))
-        for link in links:
-            _check_link(made, link.name)
+        stream.seek(0)
+        with tarfile.open(fileobj=stream) as tar:
+            tar.extraction_filter = getattr(tarfile, "data_filter", None)  # older ones lack it
+            tar.extractall(made)
         made.rename(target)
     except _BAD_STREAM as error:
-        raise _not_unpacked(target, error) from error
+        text = f"cannot write the project to {target}"
+        raise ClusterrunError(text, cause=str(error)) from error
     finally:
         shutil.rmtree(made, ignore_errors=True)
 
 
-def _not_unpacked(target: Path, error: Exception) -> ClusterrunError:
-    return ClusterrunError(f"cannot write the project to {target}", cause=str(error))
-
-
-def _extracted(tar: tarfile.TarFile, member: tarfile.TarInfo, root: Path) -> bool:
-    """Write a file; return False for a link."""
-    if member.issym():
-        return False
-    source = tar.extractfile(member) if member.isreg() else None
-    if source is None:
-        raise ValueError(f"{member.name!r} is not a file")
-    mode = PRIVATE_EXECUTABLE if member.mode & 0o100 else PRIVATE
-    path = _place(root, member.name)
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-        shutil.copyfileobj(source, file, DATA_BYTES)
-    os.utime(path, (member.mtime, member.mtime))
-    return True
-
-
-def _place(root: Path, name: str) -> Path:
-    if name.startswith("/") or {"", ".", ".."} & {*name.split("/")}:
-        raise ValueError(f"{name!r} is not a name in the project")
-    path = root / name
-    if os.path.realpath(path.parent) != str(path.parent):
-        raise ValueError(f"{name!r} is behind a link")
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return path
-
-
-# Over a courier's pipe
-
-
 def send_project(pipe: Pipe, packed: BinaryIO) -> None:
-    """Send a packed project. Raises OSError and ValueError if the other end is gone."""
+    """Send a packed project; a part without data is the end.
+
+    Raises OSError and ValueError if the other end is gone.
+    """
     while data := packed.read(DATA_BYTES):
-        pipe.send(PART, data)
-    pipe.send(END)
-
-
-class ProjectReceiver:
-    """Collects a packed project in a file, which the caller opened to keep it or not."""
-
-    def __init__(self, packed: BinaryIO, target: Path) -> None:
-        self._packed, self._target = packed, target
-
-    def take(self, frame: Frame) -> bool:
-        """Take a PART or END; return whether all is unpacked. Raises ClusterrunError."""
-        try:
-            if frame.kind == PART:
-                self._packed.write(frame.data)
-                return False
-            self._packed.seek(0)
-        except OSError as error:
-            raise _not_unpacked(self._target, error) from error
-        unpack(self._packed, self._target)
-        return True
+        pipe.send("project", data)
+    pipe.send("project")
