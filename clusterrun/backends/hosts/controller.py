@@ -93,9 +93,9 @@ def receive(pipe: Pipe) -> SentJob:
         pipe.send("place", is_here=is_here)
         if not is_here:
             packed = tempfile.TemporaryFile()  # noqa: SIM115 - sent to all hosts
-            receiver = project.ProjectReceiver(packed, paths.project)
-            while not receiver.take(_next(pipe)):
-                continue
+            while data := _next(pipe).data:
+                packed.write(data)
+            project.unpack(packed, paths.project)
     except (ClusterrunError, OSError) as error:
         if str(paths.root) != given["run_dir"]:
             create.remove_run(paths)
@@ -179,7 +179,7 @@ class Controller:
         # A machine has one boot id, however it is called: of two runs, one gets all its locks.
         for link in sorted(self.links, key=lambda it: (it.facts["boot_id"], it.facts["hostname"])):
             self._lock(link)
-        self._try_ports(self.links)
+        self._try_ports()
         _on_all(self.links, self._place)
         return notes
 
@@ -192,12 +192,11 @@ class Controller:
             raise judge.error_of(each for each in found if each.severity is Severity.FAIL)
         return [each.summary for each in found]
 
-    def _try_ports(self, links: Sequence[Link]) -> None:
+    def _try_ports(self) -> None:
         """Have each host reach a port of the first and the next one. Raises ClusterrunError."""
-        wanted = candidate_ports(self.nonce, 0, self.plan.port_range).link
-        ports = _on_all(links, lambda link: link.ask("listen", ports=wanted)["port"])
-        port_of = dict(zip([link.name for link in links], ports, strict=True))
-        after = dict(zip([link.name for link in links], [*links[1:], links[0]], strict=True))
+        links = self.links
+        port_of = {link.name: link.facts["port"] for link in links}
+        after = dict(zip(port_of, [*links[1:], links[0]], strict=True))
         closed: dict[tuple[str, str], list[str]] = defaultdict(list)
 
         def connect(link: Link) -> None:
@@ -224,7 +223,6 @@ class Controller:
         try:
             self._judge((self.links[0], link))
             self._lock(link)
-            self._try_ports((self.links[0], link))
             self._place(link)
         except BaseException:
             link.close()
@@ -237,6 +235,7 @@ class Controller:
             own_dir=self._own_dir,
             paths=[] if self.paths.project.is_dir() else [self.plan.workdir],
             device=self.plan.device.value,
+            ports=candidate_ports(self.nonce, 0, self.plan.port_range).link,
         )
 
     @property

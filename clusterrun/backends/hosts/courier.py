@@ -21,13 +21,13 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from clusterrun.backends.environment import scrubbed
 from clusterrun.backends.hosts import mirror
 from clusterrun.backends.hosts.locks import Busy, Lock, gpu_lock, holder_of, job_lock, take, tidy
 from clusterrun.backends.hosts.openssh import LINK_S
-from clusterrun.backends.hosts.project import ProjectReceiver
+from clusterrun.backends.hosts.project import unpack
 from clusterrun.backends.hosts.start import ENVIRON, Frame, Pipe, take_streams
 from clusterrun.backends.local.controller import amend_controller
 from clusterrun.backends.local.process import boot_id
@@ -40,7 +40,6 @@ from clusterrun.health.nvml import NO_DRIVER
 from clusterrun.node.base.ports import listening_socket
 from clusterrun.node.base.processes import (
     adopt_orphans,
-    allocated_cpus,
     die_with_parent,
     kill_descendants,
 )
@@ -48,7 +47,7 @@ from clusterrun.rundir import record
 from clusterrun.rundir.create import remove_run
 from clusterrun.rundir.known_roots import remember_home, remember_root
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.record import current_user, link_job, user_name
+from clusterrun.rundir.record import link_job, user_name
 from clusterrun.shared.finding import Severity
 from clusterrun.shared.given import before_setup
 
@@ -81,7 +80,7 @@ class Courier:
         self._shifts: dict[str, int] = {}  # see `mirror.news`
         self._ask_at = 0.0
         self._drain_by = 0.0  # 0.0 if the home has all that is here
-        self._project: ProjectReceiver | None = None
+        self._packed: BinaryIO | None = None  # the project
         self._node: subprocess.Popen[bytes] | None = None
         self._code: int | None = None  # of the node that has ended
         self._parent = os.getppid()
@@ -145,7 +144,11 @@ class Courier:
         self._pipe.send("alive")
 
     def _on_facts(self, message: Frame) -> None:
-        self._answer(facts=gather(message.fields))
+        """Describe this host; listen until it gets its place, for other hosts to try."""
+        with contextlib.suppress(OSError):
+            self._listener = listen(message.fields["ports"])
+        port = self._listener.getsockname()[1] if self._listener else 0
+        self._answer(facts={**gather(message.fields), "port": port})
 
     def _on_lock(self, message: Frame) -> None:
         """Lock this host for the job, and as many of the given GPUs as it needs."""
@@ -167,16 +170,6 @@ class Courier:
             return False
         return True
 
-    def _on_listen(self, message: Frame) -> None:
-        """Listen until this host gets its place, for other hosts to try."""
-        with contextlib.suppress(OSError):
-            self._listener = listen(message.fields["ports"])
-        self._answer(port=self._listener.getsockname()[1] if self._listener else 0)
-
-    def _stop_listening(self) -> None:
-        if self._listener is not None:
-            self._listener.close()
-
     def _on_connect(self, message: Frame) -> None:
         """Answer which of some addresses are not reached, and why."""
         closed = [can_connect(*address) for address in message.fields["addresses"]]
@@ -185,7 +178,8 @@ class Courier:
     def _on_place(self, message: Frame) -> None:
         """Use the home if this host sees it, else a run directory of its own."""
         fields = message.fields
-        self._stop_listening()
+        if self._listener is not None:
+            self._listener.close()
         if home := fields.get("home"):
             self._is_first = fields["is_first"]
             self._paths = RunPaths(root=Path(home))
@@ -200,19 +194,16 @@ class Courier:
 
     def _on_project(self, message: Frame) -> None:
         assert self._paths is not None
-        if self._project is None:
-            packed = tempfile.TemporaryFile()  # noqa: SIM115 - closed when it is unpacked
-            self._project = ProjectReceiver(packed, self._paths.project)
-        if self._project.take(message):
-            self._project = None
+        self._packed = self._packed or tempfile.TemporaryFile()  # noqa: SIM115
+        self._packed.write(message.data)
+        if not message.data:
+            unpack(self._packed, self._paths.project)
+            self._packed = None
             self._answer()
-
-    _on_project_end = _on_project
 
     def _on_start(self, message: Frame) -> None:
         assert self._paths is not None
         fields, paths = message.fields, self._paths
-        self._stop_listening()  # it may have tried ports for a host that came back
         if self._is_apart:
             mirror.write_bundle(paths.root, fields["files"])
             with contextlib.suppress(OSError, ClusterrunError):
@@ -240,11 +231,6 @@ class Courier:
     def _on_kill(self, message: Frame) -> None:
         kill_descendants()
 
-    def _on_forget(self, message: Frame) -> None:
-        """Remove what was written here for a job that will not run."""
-        if self._made is not None:
-            remove_run(self._made)
-
     def _on_orders(self, message: Frame) -> None:
         assert self._paths is not None
         with contextlib.suppress(OSError):  # the disk is full; to end needs no file
@@ -260,6 +246,9 @@ class Courier:
             self._drain_by = 0.0
 
     def _on_bye(self, message: Frame) -> None:
+        """End; with `forget`, remove what was written here for a job that will not run."""
+        if self._made is not None and message.fields.get("forget"):
+            remove_run(self._made)
         self._is_over = True
 
     # The node
@@ -343,11 +332,9 @@ def gather(ask: Mapping[str, Any]) -> dict[str, Any]:
         **found,
         "late": sorted({*parts} - {*found}),
         "hostname": socket.gethostname(),
-        "user": current_user(),
         "boot_id": boot_id(),
         "python": platform.python_version(),
         "executable": sys.executable,
-        "cpus": allocated_cpus(os.environ),
         "client": connection[0],  # the address of the first host as this one sees it
         "server": connection[2],  # and of this one as the first host reached it
         "time": time.time(),

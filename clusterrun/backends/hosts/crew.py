@@ -59,7 +59,6 @@ class Link:
     _lines: deque[str] = field(default_factory=lambda: deque(maxlen=LINES))
     _is_met: bool = False
     _heard: threading.Event = field(default_factory=threading.Event)
-    _asking: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def is_apart(self) -> bool:
@@ -105,9 +104,8 @@ class Link:
 
     def ask(self, kind: str, *, within_s: float = ANSWER_S, **fields: Any) -> dict[str, Any]:
         """Send a message and return the answer. Raises SchedulerUnreachableError without one."""
-        with self._asking:  # hosts that come back together try the ports of one
-            self.send(kind, **fields)
-            return self._answered(within_s)
+        self.send(kind, **fields)
+        return self._answered(within_s)
 
     def _answered(self, within_s: float) -> dict[str, Any]:
         with contextlib.suppress(queue.Empty):
@@ -225,9 +223,7 @@ def end_all(links: Iterable[Link], *, forget: bool = False) -> None:
     """Let all couriers end at once; with `forget` they remove what they wrote for this job."""
     links = list(links)
     for link in links:
-        if forget:
-            link.send("forget")
-        link.send("bye")
+        link.send("bye", forget=forget)
     until = time.monotonic() + BYE_S
     for link in links:
         link.close(max(0.5, until - time.monotonic()))

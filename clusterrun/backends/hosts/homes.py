@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -70,22 +71,21 @@ def _ask_for(place: tuple[str, str], group: Sequence[tuple[str, JobRecord]]) -> 
     """Return the status of runs of one host, by their directories there."""
     host, python = place
     try:
-        answer = _answer(host, python, [at for at, _ in group])
+        answers = _answer(host, python, [at for at, _ in group])
     except ClusterrunError as error:
         return [_unknown(record, error) for _, record in group]
-    known = {status.record.run_dir: status for status in answer if status}
-    is_whole = len(known) == len(answer)
-    return [_here(record, host, known.get(at), is_whole) for at, record in group]
+    return [_here(record, host, there) for (_, record), there in zip(group, answers, strict=True)]
 
 
-def _here(record: JobRecord, host: str, there: JobStatus | None, is_whole: bool) -> JobStatus:
+def _here(record: JobRecord, host: str, answer: Any) -> JobStatus:
     """Return a status with the run's record here, brought up to date.
 
     The host decides only how its run is, and which jobs continue it.
     """
-    if there is None and is_whole:
+    if answer is None:
         return _unknown(record, notes=(f"its run directory is gone from {host}",))
-    if there is not None:
+    with contextlib.suppress(ValueError):
+        there: JobStatus = decoded(JobStatus, answer)
         new = replace(record, **{name: getattr(there.record, name) for name in _THEIRS})
         is_grown = {*new.job_ids} >= {*record.job_ids} and 0 < len(new.job_ids) <= MOST_JOBS
         if is_grown and all(job_id.is_own for job_id in new.job_ids):
@@ -110,23 +110,17 @@ def remember(record: JobRecord) -> None:
         return
 
 
-def _answer(host: str, python: str, run_dirs: Sequence[str]) -> list[JobStatus | None]:
-    """Ask one host. What makes no sense in the answer is None.
-
-    Raises SchedulerUnreachableError, ClusterrunError.
-    """
+def _answer(host: str, python: str, run_dirs: Sequence[str]) -> list[Any]:
+    """Ask one host. Raises SchedulerUnreachableError, ClusterrunError."""
     argv = ssh(host, module(python, __name__))
     done = shell.run_once(argv, ANSWER_S, input=json.dumps(run_dirs), most=ANSWER_BYTES)
     if done.rc in (shell.TIMED_OUT, SSH_FAILED):
         raise silent(host, done.stderr or f"no answer within {ANSWER_S:.0f} s")
     try:
         (line,) = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
-        found: list[JobStatus | None] = []
-        for each in decoded(list[Any], json.loads(line.removeprefix(MARK))):
-            try:
-                found.append(decoded(JobStatus, each))
-            except ValueError:
-                found.append(None)
+        found: list[Any] = decoded(list[Any], json.loads(line.removeprefix(MARK)))
+        if len(found) != len(run_dirs):
+            raise ValueError("another number of runs")
     except (ValueError, RecursionError) as error:
         raise ClusterrunError(
             f"clusterrun does not run on {host}, or is of another version",
@@ -139,15 +133,15 @@ def _answer(host: str, python: str, run_dirs: Sequence[str]) -> list[JobStatus |
 # At the other end
 
 
-def answer(run_dirs: Iterable[str]) -> str:
-    """Return the status of runs of this host, as one line of text."""
+def answer(run_dirs: Sequence[str]) -> str:
+    """Return the status of runs of this host, as one line: null if it is gone, {} if damaged."""
     paths = [RunPaths(root=Path(each)) for each in run_dirs]
-    read = [records.readable(each.root) for each in paths if each.record.exists()]
-    found = [record for record in read if record]
-    damaged = [None] * (len(read) - len(found))  # these are not gone
-    known = statuses([record for record in found if record.home is None], select.backend_of)
-    plain = [asdict(replace(status, error=None)) for status in known]
-    return MARK + json.dumps([*plain, *damaged])
+    existing = [each for each in paths if each.record.exists()]
+    found = [record for each in existing if (record := records.readable(each.root))]
+    own = statuses([record for record in found if record.home is None], select.backend_of)
+    known = {each.record.run_dir: asdict(replace(each, error=None)) for each in own}
+    plain = [known.get(str(each.root), {} if each in existing else None) for each in paths]
+    return MARK + json.dumps(plain)
 
 
 if __name__ == "__main__":
