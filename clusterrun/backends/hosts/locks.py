@@ -1,8 +1,7 @@
 """Locks of one machine that end with the process that holds them: files in /tmp, locked by flock.
 
 Each user has a file of their own for a lock, which no other user can write or replace, so the owner
-of the file is the holder. It says which process and run that is. Somebody else can lock it too, but
-this counts for nothing without that process.
+of the file is the holder. It says which process and run that is.
 """
 
 from __future__ import annotations
@@ -13,15 +12,14 @@ import json
 import os
 import random
 import re
-import stat
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from clusterrun.backends.local.process import identity
 from clusterrun.rundir.record import user_name
+from clusterrun.shared import files
 from clusterrun.shared.locks import try_lock
 from clusterrun.shared.typed import decoded
 
@@ -31,7 +29,6 @@ PAUSE_S: Final = 0.05
 _FAR_S: Final = 3e8  # in the future: what cleans /tmp removes old files
 _BYTES: Final = 4096
 _LETTERS: Final = 200  # of a text in it
-_OPEN: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def gpu_lock(gpu: str) -> str:
@@ -48,8 +45,7 @@ def job_lock(job_id: str) -> str:
 class Holder:
     """The process that holds a lock: its user is the kernel's word, the rest is its own.
 
-    What it does not tell is 0 or "". `host` is the name that the run uses for this machine;
-    `identity` and `namespace` tell the process from others with its number.
+    What it does not tell is 0 or "". `host` is the name that the run uses for this machine.
     """
 
     pid: int = 0
@@ -57,24 +53,12 @@ class Holder:
     run: str = ""
     job: str = ""
     host: str = ""
-    identity: str = ""
-    namespace: str = ""
 
     def __str__(self) -> str:
         """Describe the holder for people."""
         process = f"process {self.pid}" if self.pid else "a process"
         owner = f" of {self.user}" if self.user else ""
         return f"run {self.run}{owner} ({process})" if self.run else f"{process}{owner}"
-
-    @property
-    def is_over(self) -> bool:
-        """Return whether the process has certainly ended."""
-        try:
-            os.getpgid(self.pid)
-        except (ProcessLookupError, OverflowError):
-            return self.namespace == _namespace()
-        now = identity(self.pid)  # None if /proc does not show it
-        return now not in (None, self.identity) and self.namespace == _namespace()
 
 
 class Busy(Exception):
@@ -103,30 +87,25 @@ class Lock:
 def take(name: str, about: Mapping[str, Any]) -> Lock:
     """Take a lock; `about` has run, job and host. Raises Busy and OSError."""
     texts = {key: str(about[key])[:_LETTERS] for key in ("run", "job", "host") if key in about}
-    me = {"pid": os.getpid(), "identity": identity(os.getpid()), "namespace": _namespace()}
     own, until = _file(name, os.getuid()), time.monotonic() + WAIT_S
     while True:
-        holder = holder_of(name)
-        if holder is None and (lock := _locked(own)):
-            # Of two users at the same moment, each looks after taking its own, and sees both.
-            holder = holder_of(name, besides=own)
-            if holder is None:
-                os.pwrite(lock._descriptor, json.dumps({**texts, **me}).encode(), 0)
-                return lock
+        lock = _locked(own)
+        # Of two users at the same moment, each looks after taking its own, and sees both.
+        holder = holder_of(name, besides=own if lock else None)
+        if lock and holder is None:
+            os.pwrite(lock._descriptor, json.dumps({**texts, "pid": os.getpid()}).encode(), 0)
+            return lock
+        if lock:
             lock.free()
-        is_late = time.monotonic() > until
-        if holder and (holder.pid or is_late):
-            raise Busy(name, holder)
-        if is_late:  # somebody else has locked this user's file
-            own.unlink(missing_ok=True)
+        if (holder and holder.pid) or time.monotonic() > until:
+            raise Busy(name, holder or Holder())
         time.sleep(random.uniform(0, PAUSE_S))
 
 
 def holder_of(name: str, *, besides: Path | None = None) -> Holder | None:
     """Return the holder of a lock; None if it is free."""
-    files = (PLACE / entry.name for entry in os.scandir(PLACE))
     begin = _file(name, 0).stem
-    found = (_holder(file) for file in files if file.stem == begin and file != besides)
+    found = (_holder(file) for file in PLACE.glob(f"{begin}.*") if file != besides)
     return next(filter(None, found), None)
 
 
@@ -144,42 +123,32 @@ def _file(name: str, uid: int) -> Path:
 
 
 def _holder(file: Path) -> Holder | None:
-    """Return who holds a lock with a file; the owner holds it if it is not as we write them."""
+    """Return who holds a lock with a file; the owner holds it if it can't be opened."""
     try:
-        owner = file.lstat().st_uid
-        descriptor = os.open(file, os.O_RDONLY | _OPEN)
+        user = user_name(file.lstat().st_uid)
     except FileNotFoundError:
         return None
-    except OSError:
-        return Holder(user=user_name(owner))
     try:
-        is_ours = stat.S_ISREG(os.fstat(descriptor).st_mode) and file.suffix == f".{owner}"
-        if is_ours and try_lock(descriptor, is_shared=True):
-            return None
-        held: Holder = decoded(Holder, json.loads(os.read(descriptor, _BYTES).decode()))
+        with files.open_regular(file) as opened:
+            if try_lock(opened.fileno(), is_shared=True):
+                return None
+            held: Holder = decoded(Holder, json.loads(opened.read(_BYTES)))
+    except FileNotFoundError:
+        return None
     except (OSError, ValueError, RecursionError):
         held = Holder()
-    finally:
-        os.close(descriptor)
-    return None if held.pid and held.is_over else dataclasses.replace(held, user=user_name(owner))
-
-
-def _namespace() -> str:
-    return os.readlink("/proc/self/ns/pid")
+    return dataclasses.replace(held, user=user)
 
 
 def _locked(file: Path) -> Lock | None:
-    """Lock this user's file, and create it first if needed; None if that fails at the moment."""
-    create = 0 if os.path.lexists(file) else os.O_CREAT | os.O_EXCL
-    with contextlib.suppress(FileExistsError, FileNotFoundError):  # it comes or goes just now
-        descriptor = os.open(file, os.O_RDWR | create | _OPEN, 0o600)
-        with contextlib.ExitStack() as stack:
-            stack.callback(os.close, descriptor)
-            is_ours = try_lock(descriptor)
-            if is_ours and os.fstat(descriptor).st_ino == file.stat().st_ino:
-                os.ftruncate(descriptor, 0)
-                os.fchmod(descriptor, 0o644)
-                os.utime(descriptor, times=(time.time() + _FAR_S,) * 2)
-                stack.pop_all()
-                return Lock(file, descriptor)
+    """Lock this user's file, which is created if needed; None if that fails at the moment."""
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, files.PRIVATE)
+    with contextlib.ExitStack() as stack, contextlib.suppress(FileNotFoundError):
+        stack.callback(os.close, descriptor)
+        if try_lock(descriptor) and os.fstat(descriptor).st_ino == file.stat().st_ino:
+            os.ftruncate(descriptor, 0)
+            os.fchmod(descriptor, 0o644)
+            os.utime(descriptor, times=(time.time() + _FAR_S,) * 2)
+            stack.pop_all()
+            return Lock(file, descriptor)
     return None
