@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from clusterrun.errors import ConfigError, UsageError
@@ -108,11 +108,7 @@ def _hosts_of(words: Sequence[str]) -> Iterator[tuple[str, int]]:
 
 def parse_named(text: str, *, shown: str) -> HostList:
     """Read a list of hosts in Slurm's form."""
-    return _listed(split_hosts(text), shown)
-
-
-def _listed(hosts: Iterable[str], shown: str) -> HostList:
-    names = tuple(dict.fromkeys(hosts))
+    names = tuple(dict.fromkeys(split_hosts(text)))
     for name in names:
         parse_host(name)
     return HostList(hosts=names, slots=(0,) * len(names), source=shown)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clusterrun.backends.hosts.openssh import HINTS, Refusal, why
+from clusterrun.backends.hosts.openssh import HINTS, Refusal, refusal_of, why
 from clusterrun.errors import Exit
 
 CHANGED = """\
@@ -67,7 +67,8 @@ def test_every_reason_is_named() -> None:
     assert {refusal for refusal, _, _ in CASES} == {*Refusal} == {*HINTS}
     for refusal, rc, stderr in CASES:
         error = why("gpu1", rc, stderr)
-        assert (error.refusal, error.message) == (refusal, f"gpu1: {refusal.value}"), stderr
+        assert refusal_of(rc, stderr) is refusal
+        assert error.message == f"gpu1: {refusal.value}"
         assert error.exit_code is (Exit.UNREACHABLE if rc in (255, -9) else Exit.FAILED)
         assert error.hint
         assert "HOST" not in error.hint.replace("USER@", "")

@@ -28,6 +28,7 @@ from clusterrun.backends.local.job_ids import last_number, remember_number
 from clusterrun.backends.local.process import identity
 from clusterrun.errors import ClusterrunError, Exit, SchedulerUnreachableError, SubmissionError
 from clusterrun.launch.plan import Plan
+from clusterrun.rundir.outcome import read_end
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.plan import read_plan
 from clusterrun.rundir.record import Home
@@ -58,23 +59,13 @@ class HostsBackend(LocalBackend):
     def submit(self, plan: Plan, paths: RunPaths) -> Submission:
         """Start the controller on the first host and wait until it has accepted the job."""
         needed = plan.hosts if plan.is_smoke else plan.hosts[:1]
-        return self._send(
-            plan,
-            paths,
-            must_see=needed if self.is_shared else (),
-            must_see_hint="pass a --run-dir that all hosts share",
-        )
+        return self._send(plan, paths, must_see=needed if self.is_shared else ())
 
     def submit_again(self, plan: Plan, record: JobRecord, **_: object) -> Submission:
         """Start another controller for a run, under a new id."""
-        return self._send(
-            plan,
-            record.paths,
-            must_see=plan.hosts[:1],
-            must_see_hint="the first of --hosts must be one that sees it",
-        )
+        return self._send(plan, record.paths, must_see=plan.hosts[:1])
 
-    def _send(self, plan: Plan, paths: RunPaths, **about: Any) -> Submission:
+    def _send(self, plan: Plan, paths: RunPaths, *, must_see: Sequence[str]) -> Submission:
         host = plan.hosts[0]
         # An allocation's hosts are reached from this machine, by the scheduler's program.
         is_here = not plan.cluster.scheduler.outlives_shell or is_this_machine(host)
@@ -89,7 +80,7 @@ class HostsBackend(LocalBackend):
             limit.start()
             try:
                 start.skip_greeting(process.stdout)
-                about["last_id"] = last_number(self.runs_dir)
+                about = {"must_see": must_see, "last_id": last_number(self.runs_dir)}
                 answer = _negotiate(pipe, plan, paths, limit.cancel, **about)
             except BaseException:
                 pipe.close()
@@ -118,25 +109,19 @@ class HostsBackend(LocalBackend):
         """Signal the controller of a job, on its own host."""
         paths = self._paths(job_id)
         controller = read_controller(paths) if paths else None
-        if paths is None or controller is None or not self._is_elsewhere(controller):
+        is_elsewhere = controller is not None and self._is_elsewhere(controller)
+        if paths is None or controller is None or not is_elsewhere or read_end(paths):
             super().signal(job_id, number, command)
             return
+        state, reason = self._state_elsewhere(paths, controller)
+        if state is JobState.UNKNOWN:  # another process may have its number by now
+            raise SchedulerUnreachableError(reason)
         plan = read_plan(paths)
         host = plan.hosts[0] if plan.cluster.scheduler.outlives_shell else controller.host
-        done = shell.run_once(
-            openssh.ssh(host, start.READ),
-            STOP_S,
-            input=start.script(
-                __name__,
-                str(paths.root),
-                job_id,
-                str(number),
-                python=plan.python,
-                env_sh=paths.env_script.read_text() if plan.setup else "",
-            ).decode(),
-        )
-        if done.rc:
-            raise openssh.why(host, done.rc, done.stderr)
+        argv = openssh.ssh(host, ("kill", f"-{int(number)}", str(controller.pid)))
+        done = shell.run_once(argv, STOP_S)
+        if done.rc in (openssh.SSH_FAILED, shell.TIMED_OUT):
+            raise openssh.silent(host, done.stderr)
 
     def _is_elsewhere(self, controller: Controlling) -> bool:
         return not controller.is_gone and controller.host != socket.gethostname()
@@ -228,19 +213,16 @@ def _negotiate(
             **about,
             shell=(leader, identity(leader)) if is_watched else None,
         )
-    place = _next(pipe, plan)
+    place = _next(pipe, plan, "place")
     met()
     mark.unlink(missing_ok=True)
     if place is None or place.kind == "refused":
         return place
-    if place.kind != "place":
-        raise openssh.nonsense(plan.hosts[0])
     notes = [] if place.is_here else _send_project(pipe, plan)
-    answer = _next(pipe, plan)
+    answer = _next(pipe, plan, "ready")
     if answer is None or answer.kind == "refused":
         return answer
-    is_new = answer.job_id.startswith("H") and answer.job_id.number > about["last_id"]
-    if answer.kind != "ready" or not is_new:
+    if not answer.job_id.startswith("H") or answer.job_id.number <= about["last_id"]:
         raise openssh.nonsense(plan.hosts[0])
     try:
         pipe.send("go")
@@ -249,13 +231,15 @@ def _negotiate(
     return dataclasses.replace(answer, is_here=place.is_here, notes=(*notes, *answer.notes))
 
 
-def _next(pipe: Pipe, plan: Plan) -> _Answer | None:
+def _next(pipe: Pipe, plan: Plan, kind: str) -> _Answer | None:
     frame = pipe.receive()
     try:
         fields = frame and {**frame.fields, "kind": frame.kind}
         found: _Answer | None = decoded(_Answer | None, fields)
     except ValueError as error:
         raise openssh.nonsense(plan.hosts[0]) from error
+    if found is not None and found.kind not in (kind, "refused"):
+        raise openssh.nonsense(plan.hosts[0])
     return found
 
 
@@ -281,14 +265,3 @@ def _refusal(plan: Plan, code: int, errors: BinaryIO, answer: _Answer | None) ->
         return error
     errors.seek(0)
     return openssh.why(plan.hosts[0], code, errors.read().decode(errors="replace"))
-
-
-def main() -> int:
-    """Signal the controller of a job, from its own host: `backend RUN_DIR JOB_ID SIGNAL`."""
-    run_dir, job_id, number = sys.argv[1:]
-    LocalBackend(runs_dir=RunPaths(root=Path(run_dir)).runs_dir).signal(job_id, int(number))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO
 
 from clusterrun.backends.hosts import crew, judge, mirror, project, start
 from clusterrun.backends.hosts.crew import Link
@@ -29,7 +29,7 @@ from clusterrun.backends.hosts.starters import host_command, is_this_machine
 from clusterrun.backends.local.controller import detach, write_controller
 from clusterrun.backends.local.job_ids import take_job_id
 from clusterrun.config.choices import Starter
-from clusterrun.errors import ClusterrunError, SubmissionError, UsageError
+from clusterrun.errors import ClusterrunError, SubmissionError, UsageError, describe
 from clusterrun.launch.plan import Plan
 from clusterrun.node.base.ports import candidate_ports
 from clusterrun.node.base.processes import adopt_orphans
@@ -48,16 +48,14 @@ from clusterrun.shared.job_id import JobId
 
 GO_S = 30.0  # for the submitter to confirm that it knows of the job
 
-_Result = TypeVar("_Result")
-
 
 @dataclass(frozen=True, kw_only=True)
 class SentJob:
     """A submission; `run_dir` is the submitter's, and `is_new` if this controller created it here.
 
     `last_id` is the newest job id that the submitting machine knows; `must_see` are hosts that are
-    refused if they do not see the run directory; `packed` is the project; `shell` is the process
-    (pid and identity) that ends with the allocation, if it can be watched.
+    refused if they do not see the run directory; `shell` is the process (pid and identity) that
+    ends with the allocation, if it can be watched.
     """
 
     plan: Plan
@@ -65,10 +63,8 @@ class SentJob:
     values: Mapping[str, str]
     last_id: int
     must_see: Sequence[str]
-    must_see_hint: str
     shell: tuple[int, str] | None
     is_new: bool
-    packed: BinaryIO | None = None
 
 
 def receive(pipe: Pipe) -> SentJob:
@@ -81,8 +77,7 @@ def receive(pipe: Pipe) -> SentJob:
     paths = RunPaths(root=Path(given["run_dir"]))
     is_here = paths.nonce(given["nonce"]).exists()
     if not is_here and given["must_see"]:
-        raise _unseen(plan.hosts[:1], paths, given["must_see_hint"])
-    packed = None
+        raise _unseen(plan.hosts[:1], paths)
     try:
         if not is_here:
             runs_dir = RunsDir(root=Path(plan.hosts_dir).expanduser() / "runs")
@@ -92,23 +87,20 @@ def receive(pipe: Pipe) -> SentJob:
             record.write(record.new_record(here, paths, argv=given["argv"], now=time.time()))
         pipe.send("place", is_here=is_here)
         if not is_here:
-            packed = tempfile.TemporaryFile()  # noqa: SIM115 - sent to all hosts
-            while data := _next(pipe).data:
-                packed.write(data)
-            project.unpack(packed, paths.project)
+            with tempfile.TemporaryFile() as packed:
+                while data := _next(pipe).data:
+                    packed.write(data)
+                project.unpack(packed, paths.project)
     except (ClusterrunError, OSError) as error:
         if str(paths.root) != given["run_dir"]:
             create.remove_run(paths)
-        if isinstance(error, ClusterrunError):
-            error.message, error.hints = f"{plan.hosts[0]}: {error.message}", (judge.ELSEWHERE,)
-        raise _of_host(plan.hosts[0], error) from error
+        raise _unwritten(plan.hosts[0], error) from error
     return SentJob(
         plan=plan,
         paths=paths,
-        **{name: given[name] for name in ("values", "last_id", "must_see", "must_see_hint")},
+        **{name: given[name] for name in ("values", "last_id", "must_see")},
         shell=tuple(given["shell"]) if given["shell"] else None,
         is_new=not is_here,
-        packed=packed,
     )
 
 
@@ -119,11 +111,9 @@ def _next(pipe: Pipe) -> Frame:
     return message
 
 
-def _of_host(host: str, error: ClusterrunError | OSError) -> ClusterrunError:
-    """Return what went wrong on this host as an error for the submitter."""
-    if isinstance(error, ClusterrunError):
-        return error
-    return SubmissionError(f"{host}: cannot write the run", cause=str(error), hint=judge.ELSEWHERE)
+def _unwritten(host: str, error: Exception) -> ClusterrunError:
+    text = f"{host}: cannot write the run"
+    return SubmissionError(text, cause=describe(error), hint=judge.ELSEWHERE)
 
 
 class Controller:
@@ -131,7 +121,8 @@ class Controller:
 
     def __init__(self, sent: SentJob, pipe: Pipe) -> None:
         self.plan, self.paths, self._sent = sent.plan, sent.paths, sent
-        self._packed, self._packing = sent.packed, threading.Lock()
+        self._packed: BinaryIO | None = None
+        self._packing = threading.Lock()
         names = node_names(self.plan.hosts)
         env_sh = self.paths.env_script.read_text() if self.plan.setup else ""
         script = start.script(
@@ -171,7 +162,7 @@ class Controller:
         _on_all(self.links, self._open)
         needed = [link for link in self.links if link.host in self._sent.must_see]
         if blind := [link.host for link in needed if not link.facts["sees_home"]]:
-            raise _unseen(blind, self.paths, self._sent.must_see_hint)
+            raise _unseen(blind, self.paths)
         notes = self._judge(self.links)
         self.job_id = take_job_id(
             self.paths.runs_dir, self.paths, prefix="H", above=self._sent.last_id
@@ -319,19 +310,19 @@ class Controller:
         self.paths.nonce(self.nonce).unlink(missing_ok=True)
 
 
-def _unseen(hosts: Sequence[str], paths: RunPaths, hint: str) -> UsageError:
-    return UsageError(f"{', '.join(hosts)} can't see the run directory {paths.root}", hint=hint)
+def _unseen(hosts: Sequence[str], paths: RunPaths) -> UsageError:
+    text = f"{', '.join(hosts)} can't see the run directory {paths.root}"
+    return UsageError(text, hint="name a --run-dir that all hosts share, or hosts that see it")
 
 
-def _on_all(links: Sequence[Link], deed: Callable[[Link], _Result]) -> list[_Result]:
+def _on_all(links: Sequence[Link], deed: Callable[[Link], None]) -> None:
     """Do something on all hosts at once. Raises ClusterrunError."""
-    results, errors = crew.on_all(links, deed)
-    if errors:
-        (_, error), *others = errors.items()
+    errors = crew.on_all(links, deed)
+    for error in errors.values():
+        _, *others = errors
         if others:
-            error.message += f" (errors also on {', '.join(name for name, _ in others)})"
+            error.message += f" (errors also on {', '.join(others)})"
         raise error
-    return results
 
 
 def conduct(sent: SentJob, pipe: Pipe, ready: Callable[[], None]) -> None:
@@ -354,7 +345,8 @@ def conduct(sent: SentJob, pipe: Pipe, ready: Callable[[], None]) -> None:
         controller.give_up()
         if not isinstance(error, (ClusterrunError, OSError)):
             raise
-        _refuse(pipe, _of_host(sent.plan.hosts[0], error))
+        host = sent.plan.hosts[0]
+        _refuse(pipe, error if isinstance(error, ClusterrunError) else _unwritten(host, error))
         controller.listener.join(GO_S)
         ready()
         return

@@ -9,10 +9,10 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 
 from clusterrun.backends.hosts import judge, mirror, openssh, project, start
 from clusterrun.backends.hosts.courier import ALIVE_S
@@ -24,11 +24,10 @@ AT_ONCE = 32
 MEET_S = 60.0  # for a host to start Python on a slow disk and report
 ANSWER_S = 30.0
 BYE_S = 15.0
+PING_S = 5.0
 LAST_WORDS_S = 2.0  # for ssh to print why it failed
 PROJECT_S = 600.0
 LINES = 20  # of stderr to explain why a host could not be used
-
-_Result = TypeVar("_Result")
 
 
 @dataclass(kw_only=True)
@@ -133,13 +132,12 @@ class Link:
             raise SchedulerUnreachableError(f"{self.name} is lost", cause=str(error)) from error
         self._answered(PROJECT_S)
 
-    def answers(self, within_s: float) -> bool:
-        """Return whether the courier is alive."""
-        if self.is_lost:
-            return False
+    def check(self) -> None:
+        """Give the host up unless its courier answers."""
         self._heard.clear()
         self.send("alive")
-        return self._heard.wait(within_s)
+        if self.is_lost or not self._heard.wait(PING_S):
+            self.close(within_s=0.0)
 
     def close(self, within_s: float = BYE_S) -> int:
         """Let the courier end; return the exit status of the command that reached the host."""
@@ -201,27 +199,22 @@ class Link:
                 self._lines.append(text.rstrip("\n"))
 
 
-def on_all(
-    links: Iterable[Link], deed: Callable[[Link], _Result]
-) -> tuple[list[_Result], dict[str, ClusterrunError]]:
-    """Do something with all hosts at once; return the results, and the errors by host."""
-    links = list(links)
+def on_all(links: Sequence[Link], deed: Callable[[Link], object]) -> dict[str, ClusterrunError]:
+    """Do something with all hosts at once; return the errors by host."""
 
-    def one(link: Link) -> tuple[list[_Result], dict[str, ClusterrunError]]:
+    def one(link: Link) -> dict[str, ClusterrunError]:
         try:
-            return [deed(link)], {}
+            deed(link)
         except ClusterrunError as error:
-            return [], {link.name: error}
+            return {link.name: error}
+        return {}
 
     with ThreadPoolExecutor(min(AT_ONCE, max(1, len(links)))) as pool:
-        done = list(pool.map(one, links))
-    errors = {name: error for _, failed in done for name, error in failed.items()}
-    return [result for results, _ in done for result in results], errors
+        return {name: each for found in pool.map(one, links) for name, each in found.items()}
 
 
-def end_all(links: Iterable[Link], *, forget: bool = False) -> None:
+def end_all(links: Sequence[Link], *, forget: bool = False) -> None:
     """Let all couriers end at once; with `forget` they remove what they wrote for this job."""
-    links = list(links)
     for link in links:
         link.send("bye", forget=forget)
     until = time.monotonic() + BYE_S

@@ -36,7 +36,6 @@ from clusterrun.shared.wording import count
 LEAVE_TOGETHER_S = 20.0  # for agents to end each other over their link; then we end them
 GRACE_S = 15.0  # after a courier's own, and after the time that ranks have to save
 RETRY_S = 10.0  # between two tries to reach a lost host
-PING_S = 5.0
 LAST_S = 60.0  # for the ranks to save after the allocation's shell has ended
 
 
@@ -169,12 +168,10 @@ class HostsHost(Host):
     def unreachable(self, nodes: Sequence[str]) -> tuple[str, ...]:
         """Return the nodes whose host is lost."""
         asked = [link for link in self.links if link.name in nodes]
-        answers, _ = crew.on_all(asked, lambda link: link.answers(PING_S))
-        lost = [link for link, alive in zip(asked, answers, strict=True) if not alive]
-        for link in lost:
-            link.close(within_s=0.0)
-            self._were_lost.add(link.name)  # it is fit if it comes back
-        return tuple(link.name for link in lost)
+        crew.on_all(asked, Link.check)
+        lost = tuple(link.name for link in asked if link.is_lost)
+        self._were_lost.update(lost)  # they are fit if they come back
+        return lost
 
     def keep_alive(self) -> None:
         """Show readers on other machines that this process lives.
@@ -253,7 +250,7 @@ class HostsHost(Host):
         lost = [link for link in self.links if link.name in names]
 
         def open_lost() -> None:
-            _, self._errors = crew.on_all(lost, self._admit)
+            self._errors = crew.on_all(lost, self._admit)
             time.sleep(RETRY_S)
 
         self._opener = threading.Thread(target=open_lost, daemon=True)

@@ -177,17 +177,7 @@ def nonsense(host: str) -> SubmissionError:
     return SubmissionError(f"the answer of {host} makes no sense", hint=hint)
 
 
-class HostError(ClusterrunError):
-    """A host cannot be used; `refusal` is the reason."""
-
-    def __init__(self, message: str, *, refusal: Refusal, hint: str, cause: str) -> None:
-        super().__init__(message, hint=hint, cause=cause)
-        self.refusal = refusal
-        self.code = "refused" if refusal in _OURS else "unreachable"
-        self.exit_code = Exit.FAILED if refusal in _OURS else Exit.UNREACHABLE
-
-
-def why(host: str, rc: int, stderr: str, *, first: str = "", starter: str = "") -> HostError:
+def why(host: str, rc: int, stderr: str, *, first: str = "", starter: str = "") -> ClusterrunError:
     """Explain the exit status and messages of ssh.
 
     `first` is the host that reaches this one, "" if it is this machine; `starter` is an
@@ -203,7 +193,8 @@ def why(host: str, rc: int, stderr: str, *, first: str = "", starter: str = "") 
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     said = lines[-1][:500] if lines else "no message"
     cause = "".join(letter if letter.isprintable() else " " for letter in said)
-    return HostError(message, refusal=refusal, hint=hint, cause=cause)
+    kind = SubmissionError if refusal in _OURS else SchedulerUnreachableError
+    return kind(message, hint=hint, cause=cause)
 
 
 def refusal_of(rc: int, stderr: str) -> Refusal:
