@@ -48,7 +48,7 @@ def test_a_host_that_sends_nonsense_is_lost(link: Link) -> None:
 
 def test_the_end_of_an_earlier_attempt_does_not_end_this_one(link: Link) -> None:
     link.attempt, link.code = 2, None
-    link._take(Frame(kind="ended", fields={"code": 137, "attempt": 1}))
+    link.take(Frame(kind="ended", fields={"code": 137, "attempt": 1}))
     assert link.code is None
-    link._take(Frame(kind="ended", fields={"code": 0, "attempt": 2}))
+    link.take(Frame(kind="ended", fields={"code": 0, "attempt": 2}))
     assert link.code == 0

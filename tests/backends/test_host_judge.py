@@ -135,7 +135,11 @@ def test_a_lock_of_the_job_is_the_same_host_twice() -> None:
 
 
 def test_a_port_is_reached_while_somebody_listens_and_named_if_not() -> None:
-    with listen((free_port(), 0)) as first, listen((first.getsockname()[1], free_port())) as second:
+    first = listen((free_port(), 0))
+    assert first
+    second = listen((first.getsockname()[1], free_port()))
+    assert second
+    with first, second:
         ports = [each.getsockname()[1] for each in (first, second)]
         assert ports[0] != ports[1]
         assert [can_connect("127.0.0.1", port) for port in ports] == ["", ""]

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from clusterrun.backends.hosts import backend, homes
-from clusterrun.backends.hosts.start import Pipe
+from clusterrun.backends.hosts.openssh import Connection
+from clusterrun.backends.hosts.start import Frame, Pipe
 from clusterrun.backends.local import job_ids
 from clusterrun.backends.status import JobStatus
 from clusterrun.errors import SubmissionError
@@ -109,28 +110,29 @@ def test_an_endless_answer_is_cut(monkeypatch: pytest.MonkeyPatch, runs: RunsDir
     assert "clusterrun does not run on gpu1" in str(found.error)
 
 
-PLACE = {"kind": "place", "is_here": True}
-READY = {"kind": "ready", "job_id": "H10", "run_dir": "/r", "python": "python", "notes": []}
+PLACE = {"is_here": True}
+READY = {"job_id": "H10", "run_dir": "/r", "python": "python", "notes": []}
 IDS = ({"job_id": each} for each in ("../x", "4711", "H9", "", 10, None))
+REFUSED = ({"exit": 77}, {"message": 1}, {"hints": "x"}, {"message": None})
 
 
 @pytest.mark.parametrize(
-    "frames",
+    "answers",
     [
         *([PLACE, {**READY, **each}] for each in (*IDS, {"notes": 5}, {"run_dir": None})),
-        *([PLACE, {"kind": "note"}], [{"kind": "place", "is_here": "x"}], [READY]),
-        *([{"kind": "refused", **each}] for each in ({"exit": 77}, {"message": 1}, {"hints": "x"})),
+        *([PLACE, {}], [{"is_here": "x"}], [PLACE, PLACE]),
+        *([{"refused": {"message": "no", **each}}] for each in REFUSED),
     ],
 )
 def test_a_controller_that_answers_nonsense_is_refused(
-    runs: RunsDir, frames: list[dict[str, Any]]
+    runs: RunsDir, answers: list[dict[str, Any]]
 ) -> None:
-    sent = b"".join(json.dumps({**each, "size": 0}).encode() + b"\n" for each in frames)
-    pipe = Pipe(io.BytesIO(sent), written := io.BytesIO())
+    first = Connection(name="gpu1", argv=(), script=b"")
+    for each in answers:
+        first.take(Frame(kind="answer", fields=each))
     plan = dataclasses.replace(make_plan(runs.root.parent), hosts=("gpu1",))
     with pytest.raises(SubmissionError, match="the answer of gpu1 makes no sense"):
-        backend._negotiate(pipe, plan, make(runs, "H9").paths, lambda: None, last_id=9)
-    assert b'"go"' not in written.getvalue()
+        backend._negotiate(first, plan, make(runs, "H9").paths, (), 9)
 
 
 def test_a_message_that_is_too_deep_ends_the_connection() -> None:

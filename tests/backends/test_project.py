@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from clusterrun.backends.hosts import project as module
+from clusterrun.backends.hosts.openssh import Connection
 from clusterrun.backends.hosts.project import (
     Project,
     check_paths,
     find_project,
     pack,
-    send_project,
     unpack,
 )
 from clusterrun.backends.hosts.start import Pipe
@@ -149,7 +149,10 @@ def test_a_project_arrives_as_it_was_through_a_pipe(root: Path, tmp_path: Path) 
     (root / "lib/link").symlink_to("../a.py")
     wire = io.BytesIO()
     pipe = Pipe(wire, wire)
-    send_project(pipe, packed(root))
+    with subprocess.Popen("true") as process:
+        first = Connection(name="gpu1", argv=(), script=b"", process=process)
+        first.pipe = pipe
+        first.send_project(packed(root))
     wire.seek(0)
     stream, target = io.BytesIO(), tmp_path / "project"
     while (frame := pipe.receive()) and frame.data:

@@ -6,22 +6,18 @@ import contextlib
 import dataclasses
 import os
 import secrets
-import signal
 import socket
-import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from clusterrun.backends.base import Submission, Where
 from clusterrun.backends.hosts import openssh, project, start
-from clusterrun.backends.hosts.crew import MEET_S
-from clusterrun.backends.hosts.start import Pipe
+from clusterrun.backends.hosts.openssh import MEET_S, Connection
 from clusterrun.backends.hosts.starters import is_this_machine, starters_environ
 from clusterrun.backends.local.backend import Controlling, LocalBackend, read_controller
 from clusterrun.backends.local.job_ids import last_number, remember_number
@@ -43,6 +39,7 @@ if TYPE_CHECKING:
 SILENT_S = 120.0  # without a sign of life from a controller elsewhere
 CONTROLLER = "clusterrun.backends.hosts.controller"
 STOP_S = 60.0
+ASSEMBLE_S = 900.0  # for all hosts to answer and to get the project
 _NO_JOB = JobId()
 _LEAVING = {"PBS_JOBID", "LSB_JOBID"}
 
@@ -69,36 +66,33 @@ class HostsBackend(LocalBackend):
         host = plan.hosts[0]
         # An allocation's hosts are reached from this machine, by the scheduler's program.
         is_here = not plan.cluster.scheduler.outlives_shell or is_this_machine(host)
-        shell_there = start.READ if is_here else openssh.ssh(host, start.READ)
-        with tempfile.TemporaryFile() as errors:  # a pipe would block setup lines that print much
-            process = _start_controller(plan, paths, shell_there, errors)
-            assert process.stdin
-            assert process.stdout
-            pipe = Pipe(process.stdout, process.stdin)
-            limit = threading.Timer(MEET_S, os.killpg, (process.pid, signal.SIGKILL))
-            limit.daemon = True
-            limit.start()
-            try:
-                start.skip_greeting(process.stdout)
-                about = {"must_see": must_see, "last_id": last_number(self.runs_dir)}
-                answer = _negotiate(pipe, plan, paths, limit.cancel, **about)
-            except BaseException:
-                pipe.close()
-                _ended(process)
-                raise
-            finally:
-                limit.cancel()
-            if answer is None or answer.kind != "ready":
-                pipe.close()
-                raise _refusal(plan, _ended(process), errors, answer)
+        env_sh = paths.env_script.read_text() if plan.setup else ""
+        first = Connection(
+            name=host,
+            argv=start.READ if is_here else openssh.ssh(host, start.READ),
+            env=starters_environ(plan, os.environ) if is_here else None,
+            script=start.script(CONTROLLER, python=plan.python, env_sh=env_sh),
+        )
+        first.start()
+        try:
+            answer = _negotiate(first, plan, paths, must_see, last_number(self.runs_dir))
+        except SchedulerUnreachableError as error:
+            raise first.explained() from error
+        except BaseException:
+            first.close(STOP_S)
+            raise
+        if answer.refused:
+            first.close(STOP_S)
+            raise _error_of(answer.refused)
+        first.send("go")
         with contextlib.suppress(KeyboardInterrupt):  # the job runs: its id must be recorded
-            _ended(process)
+            first.close(STOP_S)
         remember_number(answer.job_id.number)
         for note in answer.notes:
             print(f"note: {note}", file=sys.stderr)  # noqa: T201
         home = None
         if not answer.is_here:
-            home = Home(host=plan.hosts[0], run_dir=answer.run_dir, python=answer.python)
+            home = Home(host=host, run_dir=answer.run_dir, python=answer.python)
         return Submission(job_id=answer.job_id, home=home)
 
     def interrupt(self, job_id: str) -> None:
@@ -140,128 +134,89 @@ def backend(where: Where) -> HostsBackend:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Answer:
-    """What a controller answers: place, ready or refused, each with fields of its own."""
+class _Refused:
+    """Why a controller does not accept a job."""
 
-    kind: str
-    is_here: bool = False
-    job_id: JobId = _NO_JOB
-    run_dir: str = ""
-    python: str = ""
-    notes: tuple[str, ...] = ()
-    message: str = "the job was refused"
+    message: str
     hints: tuple[str, ...] = ()
     cause: str | None = None
     exit: Exit = Exit.FAILED
 
 
-def _ended(process: subprocess.Popen[bytes]) -> int:
-    """Return the exit status of a command that ends now; kill it if it does not."""
-    try:
-        return process.wait(STOP_S)
-    except BaseException as error:
-        process.kill()
-        if not isinstance(error, subprocess.TimeoutExpired):
-            raise
-        return process.wait()
+@dataclass(frozen=True, kw_only=True)
+class _Answer:
+    """What a controller answers: first whether `is_here`, then the job; or why not."""
 
-
-def _start_controller(
-    plan: Plan, paths: RunPaths, argv: Sequence[str], errors: BinaryIO
-) -> subprocess.Popen[bytes]:
-    """Start the shell that becomes the controller."""
-    process = subprocess.Popen(
-        argv,
-        env=starters_environ(plan, os.environ) if argv is start.READ else None,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=errors,
-        start_new_session=True,
-    )
-    env_sh = paths.env_script.read_text() if plan.setup else ""
-    assert process.stdin
-    with contextlib.suppress(OSError):  # `_refusal` reports why it ended
-        process.stdin.write(start.script(CONTROLLER, python=plan.python, env_sh=env_sh))
-        process.stdin.flush()
-    return process
+    is_here: bool = False
+    job_id: JobId = _NO_JOB
+    run_dir: str = ""
+    python: str = ""
+    notes: tuple[str, ...] = ()
+    refused: _Refused | None = None
 
 
 def _negotiate(
-    pipe: Pipe, plan: Plan, paths: RunPaths, met: Callable[[], None], **about: Any
-) -> _Answer | None:
-    """Send the job; return the answer, None if the connection ended.
+    first: Connection, plan: Plan, paths: RunPaths, must_see: Sequence[str], last_id: int
+) -> _Answer:
+    """Send the job; return the answer.
 
-    `met` is called once the controller has started. Raises SubmissionError for nonsense.
+    Raises SchedulerUnreachableError if the connection ended, and SubmissionError for nonsense.
     """
     # The process that ends with an allocation whose scheduler may leave others behind.
     leader, is_given = os.getsid(0), not plan.cluster.scheduler.outlives_shell
     is_watched = is_given and not _LEAVING.isdisjoint(os.environ) and leader not in (0, os.getpid())
     nonce = secrets.token_hex(16)
-    mark = paths.nonce(nonce)
-    files.write_whole(mark, "")
     texts = {path.name: path.read_text() for path in paths.config_files if path.exists()}
     texts[paths.plan.name] = plan.to_json()
-    values = {name: os.environ[name] for name in plan.pass_env if name in os.environ}
-    with contextlib.suppress(OSError):
-        pipe.send(
+    files.write_whole(paths.nonce(nonce), "")
+    try:
+        fields = first.ask(
             "submit",
+            within_s=MEET_S,
             run_dir=str(paths.root),
             nonce=nonce,
             files=texts,
-            values=values,
+            values={name: os.environ[name] for name in plan.pass_env if name in os.environ},
             argv=(files.read_json(paths.record) or {}).get("argv", []),
-            **about,
+            must_see=must_see,
+            last_id=last_id,
             shell=(leader, identity(leader)) if is_watched else None,
         )
-    place = _next(pipe, plan, "place")
-    met()
-    mark.unlink(missing_ok=True)
-    if place is None or place.kind == "refused":
+    finally:
+        paths.nonce(nonce).unlink(missing_ok=True)
+    place = _decoded(fields, plan)
+    if place.refused:
         return place
-    notes = [] if place.is_here else _send_project(pipe, plan)
-    answer = _next(pipe, plan, "ready")
-    if answer is None or answer.kind == "refused":
-        return answer
-    if not answer.job_id.startswith("H") or answer.job_id.number <= about["last_id"]:
+    notes = [] if place.is_here else _send_project(first, plan)
+    answer = _decoded(first.answered(ASSEMBLE_S), plan)
+    is_new = answer.job_id.startswith("H") and answer.job_id.number > last_id
+    if not (answer.refused or is_new):
         raise openssh.nonsense(plan.hosts[0])
-    try:
-        pipe.send("go")
-    except OSError:
-        return None
     return dataclasses.replace(answer, is_here=place.is_here, notes=(*notes, *answer.notes))
 
 
-def _next(pipe: Pipe, plan: Plan, kind: str) -> _Answer | None:
-    frame = pipe.receive()
+def _decoded(fields: dict[str, Any], plan: Plan) -> _Answer:
     try:
-        fields = frame and {**frame.fields, "kind": frame.kind}
-        found: _Answer | None = decoded(_Answer | None, fields)
+        found: _Answer = decoded(_Answer, fields)
     except ValueError as error:
         raise openssh.nonsense(plan.hosts[0]) from error
-    if found is not None and found.kind not in (kind, "refused"):
-        raise openssh.nonsense(plan.hosts[0])
     return found
 
 
-def _send_project(pipe: Pipe, plan: Plan) -> list[str]:
+def _send_project(first: Connection, plan: Plan) -> list[str]:
     """Send the project; return notes on what is not copied. Raises ClusterrunError."""
     found = project.find_project(Path(plan.workdir), leave_out=[Path(plan.runs_dir)])
     notes = project.check_paths(found, plan.entry)
     with tempfile.TemporaryFile() as packed:
         project.pack(found, packed)
         packed.seek(0)
-        with contextlib.suppress(OSError, ValueError):  # its answer tells why it ended
-            project.send_project(pipe, packed)
+        first.send_project(packed)
     return [*found.notes, *notes]
 
 
-def _refusal(plan: Plan, code: int, errors: BinaryIO, answer: _Answer | None) -> ClusterrunError:
-    """Return why the job was not accepted."""
-    if answer is not None:
-        is_silent = answer.exit is Exit.UNREACHABLE
-        kind = SchedulerUnreachableError if is_silent else SubmissionError
-        error = kind(answer.message, hint=answer.hints, cause=answer.cause)
-        error.exit_code = answer.exit or Exit.FAILED
-        return error
-    errors.seek(0)
-    return openssh.why(plan.hosts[0], code, errors.read().decode(errors="replace"))
+def _error_of(refused: _Refused) -> ClusterrunError:
+    is_silent = refused.exit is Exit.UNREACHABLE
+    kind = SchedulerUnreachableError if is_silent else SubmissionError
+    error = kind(refused.message, hint=refused.hints, cause=refused.cause)
+    error.exit_code = refused.exit or Exit.FAILED
+    return error

@@ -46,6 +46,7 @@ from clusterrun.shared.given import before_setup
 from clusterrun.shared.host_specs import node_names, parse_host
 from clusterrun.shared.job_id import JobId
 
+PROJECT_S = 600.0
 GO_S = 30.0  # for the submitter to confirm that it knows of the job
 
 
@@ -85,7 +86,7 @@ def receive(pipe: Pipe) -> SentJob:
             paths = create.create_run(runs_dir, plan.name, paths.root.name, bundle)
             here = replace(plan, workdir=str(paths.project))
             record.write(record.new_record(here, paths, argv=given["argv"], now=time.time()))
-        pipe.send("place", is_here=is_here)
+        pipe.send("answer", is_here=is_here)
         if not is_here:
             with tempfile.TemporaryFile() as packed:
                 while data := _next(pipe).data:
@@ -147,12 +148,13 @@ class Controller:
         self.job_id = JobId()
         self.nonce = secrets.token_hex(16)
         self.listener = threading.Thread(target=self._listen, args=(pipe,), daemon=True)
-        self._last_word: Frame | None = None
+        self._may_go = False
 
     def _listen(self, pipe: Pipe) -> None:
         """Wait for the submitter's last word; all couriers end if it is gone."""
-        self._last_word = pipe.receive()
-        if self._last_word is None:
+        last_word = pipe.receive()
+        self._may_go = last_word is not None and last_word.kind == "go"
+        if not self._may_go:
             crew.end_all(self.links)
 
     def assemble(self) -> list[str]:
@@ -262,6 +264,7 @@ class Controller:
                 self._packed = self._packed or self._pack()
             with open(f"/proc/self/fd/{self._packed.fileno()}", "rb") as packed:  # from its start
                 link.send_project(packed)
+            link.answered(PROJECT_S)
         link.is_lost = False
 
     def _pack(self) -> BinaryIO:
@@ -276,7 +279,7 @@ class Controller:
     def await_go(self) -> None:
         """Wait until the submitter knows of the job. Raises SubmissionError if it is gone."""
         self.listener.join(GO_S)
-        if self._last_word is None:
+        if not self._may_go:
             raise SubmissionError("the submission was interrupted")
 
     def conduct(self, hear: Callable[[float], list[int]]) -> int:
@@ -334,7 +337,7 @@ def conduct(sent: SentJob, pipe: Pipe, ready: Callable[[], None]) -> None:
         notes = controller.assemble()
         write_controller(sent.paths, controller.job_id)
         pipe.send(
-            "ready",
+            "answer",
             job_id=controller.job_id,
             run_dir=str(sent.paths.root),
             python=sys.executable,
@@ -360,13 +363,8 @@ def conduct(sent: SentJob, pipe: Pipe, ready: Callable[[], None]) -> None:
 def _refuse(pipe: Pipe, error: ClusterrunError) -> None:
     """Send an error to the submitter if it still listens."""
     with contextlib.suppress(OSError, ValueError):
-        pipe.send(
-            "refused",
-            message=error.message,
-            hints=list(error.hints),
-            cause=error.cause,
-            exit=int(error.exit_code),
-        )
+        refused = {"message": error.message, "hints": error.hints, "cause": error.cause}
+        pipe.send("answer", refused={**refused, "exit": int(error.exit_code)})
 
 
 def main() -> int:

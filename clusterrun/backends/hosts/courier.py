@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -102,7 +102,7 @@ class Courier:
                     message = self._messages.get(timeout=POLL_S)
                     if message is None:
                         break
-                    getattr(self, f"_on_{message.kind.replace('-', '_')}")(message)
+                    getattr(self, f"_on_{message.kind}")(message)
                 self._look()
         except (OSError, ValueError, ClusterrunError) as error:
             _say(str(error))
@@ -145,8 +145,7 @@ class Courier:
 
     def _on_facts(self, message: Frame) -> None:
         """Describe this host; listen until it gets its place, for other hosts to try."""
-        with contextlib.suppress(OSError):
-            self._listener = listen(message.fields["ports"])
+        self._listener = listen(message.fields["ports"])
         port = self._listener.getsockname()[1] if self._listener else 0
         self._answer(facts={**gather(message.fields), "port": port})
 
@@ -281,15 +280,12 @@ class Courier:
             amend_controller(self._paths, is_gone=True)
 
 
-def listen(ports: tuple[int, ...]) -> socket.socket:
-    """Listen on the first free port; `getsockname()` has it. Raises OSError if none is free."""
-    last = OSError("no port to try")
+def listen(ports: Iterable[int]) -> socket.socket | None:
+    """Listen on the first free port, which `getsockname()` has; None if none is free."""
     for port in ports:
-        try:
+        with contextlib.suppress(OSError):
             return listening_socket(port)
-        except OSError as error:
-            last = error
-    raise last
+    return None
 
 
 def can_connect(address: str, port: int, timeout_s: float = CONNECT_S) -> str:

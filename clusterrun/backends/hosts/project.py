@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from clusterrun.backends.hosts.start import DATA_BYTES, Pipe
 from clusterrun.config.secrets import is_secret_file
 from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.launch.inputs import inputs
@@ -224,13 +223,3 @@ def unpack(stream: BinaryIO, target: Path) -> None:
         raise ClusterrunError(text, cause=str(error)) from error
     finally:
         shutil.rmtree(made, ignore_errors=True)
-
-
-def send_project(pipe: Pipe, packed: BinaryIO) -> None:
-    """Send a packed project; a part without data is the end.
-
-    Raises OSError and ValueError if the other end is gone.
-    """
-    while data := packed.read(DATA_BYTES):
-        pipe.send("project", data)
-    pipe.send("project")
