@@ -12,7 +12,7 @@ import pytest
 
 from clusterrun.backends.hosts import courier
 from clusterrun.backends.hosts.courier import gather
-from clusterrun.backends.hosts.locks import gpu_lock, take
+from clusterrun.backends.hosts.locks import Lock, gpu_lock, take
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import current_user
 from tests.health.stand_in import stand_in
@@ -52,6 +52,7 @@ def test_gpus_name_the_processes_that_use_them(
 ) -> None:
     stand_in(tmp_path / "lib", tmp_path / "says", monkeypatch).answer(gpu1_pid=os.getpid())
     held = take(gpu_lock("GPU-a"), {"run": "lm/1", "job": "7"})
+    assert isinstance(held, Lock)
     first, second = gather(ask(tmp_path, device="cuda"))["gpus"]["all"]
     held.free()
     assert (first["uuid"], first["holder"]["run"], first["processes"]) == ("GPU-a", "lm/1", [])

@@ -9,6 +9,7 @@ from clusterrun.config.hosts import HostList
 from clusterrun.config.spec import Cluster, Device, JobSpec, Starter
 from clusterrun.launch.make import make_plan
 from clusterrun.launch.plan import Plan
+from clusterrun.shared import shell
 from tests.launch.samples import slurm_facts
 
 HOSTS = ("n1", "n2", "n3")
@@ -29,7 +30,8 @@ def test_a_starter_gets_the_host_and_srun_all_that_the_allocation_has_there(
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-3]")
     monkeypatch.setenv("SLURM_JOB_CPUS_PER_NODE", "8(x2),4")
-    monkeypatch.setattr(starters, "_flux_hosts", lambda: ("n9", "n1", "n3"))
+    done = shell.Completed(rc=0, stdout="n9,n[1,3]\n", stderr="")
+    monkeypatch.setattr(shell, "run", lambda _: done)
     assert command(Starter.BLAUNCH) == "blaunch n3 bash -s"
     assert command(Starter.FLUX) == "flux exec --rank=2 --dir=/ bash -s"
     assert command(Starter.SRUN) == (

@@ -16,9 +16,9 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from clusterrun.backends.hosts import crew, judge, mirror, project, start
 from clusterrun.backends.hosts.crew import Link
@@ -50,28 +50,10 @@ PROJECT_S = 600.0
 GO_S = 30.0  # for the submitter to confirm that it knows of the job
 
 
-@dataclass(frozen=True, kw_only=True)
-class SentJob:
-    """A submission; `run_dir` is the submitter's, and `is_new` if this controller created it here.
-
-    `last_id` is the newest job id that the submitting machine knows; `must_see` are hosts that are
-    refused if they do not see the run directory; `shell` is the process (pid and identity) that
-    ends with the allocation, if it can be watched.
-    """
-
-    plan: Plan
-    paths: RunPaths
-    values: Mapping[str, str]
-    last_id: int
-    must_see: Sequence[str]
-    shell: tuple[int, str] | None
-    is_new: bool
-
-
-def receive(pipe: Pipe) -> SentJob:
+def receive(pipe: Pipe) -> tuple[RunPaths, dict[str, Any]]:
     """Receive a submission; create its run directory if this host does not see the submitter's.
 
-    Raises ClusterrunError.
+    Return the directory here and what was sent (docs/contracts.md). Raises ClusterrunError.
     """
     given = _next(pipe).fields
     plan = Plan.from_json(given["files"]["plan.json"])
@@ -96,13 +78,7 @@ def receive(pipe: Pipe) -> SentJob:
         if str(paths.root) != given["run_dir"]:
             create.remove_run(paths)
         raise _unwritten(plan.hosts[0], error) from error
-    return SentJob(
-        plan=plan,
-        paths=paths,
-        **{name: given[name] for name in ("values", "last_id", "must_see")},
-        shell=tuple(given["shell"]) if given["shell"] else None,
-        is_new=not is_here,
-    )
+    return paths, given
 
 
 def _next(pipe: Pipe) -> Frame:
@@ -120,8 +96,10 @@ def _unwritten(host: str, error: Exception) -> ClusterrunError:
 class Controller:
     """One job: its hosts, until it has ended on all of them."""
 
-    def __init__(self, sent: SentJob, pipe: Pipe) -> None:
-        self.plan, self.paths, self._sent = sent.plan, sent.paths, sent
+    def __init__(self, paths: RunPaths, sent: Mapping[str, Any], pipe: Pipe) -> None:
+        self.paths, self._sent = paths, sent
+        self.plan = Plan.from_json(sent["files"]["plan.json"])
+        self.is_new = str(paths.root) != sent["run_dir"]  # created here
         self._packed: BinaryIO | None = None
         self._packing = threading.Lock()
         names = node_names(self.plan.hosts)
@@ -162,13 +140,12 @@ class Controller:
         self.listener.start()
         files.create(self.paths.nonce(self.nonce), "")
         _on_all(self.links, self._open)
-        needed = [link for link in self.links if link.host in self._sent.must_see]
+        needed = [link for link in self.links if link.host in self._sent["must_see"]]
         if blind := [link.host for link in needed if not link.facts["sees_home"]]:
             raise _unseen(blind, self.paths)
         notes = self._judge(self.links)
-        self.job_id = take_job_id(
-            self.paths.runs_dir, self.paths, prefix="H", above=self._sent.last_id
-        )
+        above = self._sent["last_id"]  # the newest one that the submitting machine knows
+        self.job_id = take_job_id(self.paths.runs_dir, self.paths, prefix="H", above=above)
         # A machine has one boot id, however it is called: of two runs, one gets all its locks.
         for link in sorted(self.links, key=lambda it: (it.facts["boot_id"], it.facts["hostname"])):
             self._lock(link)
@@ -289,10 +266,10 @@ class Controller:
             self.plan,
             self.job_id,
             self.links,
-            values=self._sent.values,
+            values=self._sent["values"],
             admit=self.admit,
             here=self.here,
-            shell=self._sent.shell,
+            shell=self._sent["shell"],
         )
         conductor = Conductor(paths=self.paths, plan=self.plan, host=host, hear=hear)
         try:
@@ -305,7 +282,7 @@ class Controller:
         self._close(forget=True)
         if self.job_id:
             self.paths.runs_dir.job_link(self.job_id).unlink(missing_ok=True)
-        if self._sent.is_new:
+        if self.is_new:
             create.remove_run(self.paths)
 
     def _close(self, *, forget: bool = False) -> None:
@@ -328,18 +305,20 @@ def _on_all(links: Sequence[Link], deed: Callable[[Link], None]) -> None:
         raise error
 
 
-def conduct(sent: SentJob, pipe: Pipe, ready: Callable[[], None]) -> None:
+def conduct(
+    paths: RunPaths, sent: Mapping[str, Any], pipe: Pipe, ready: Callable[[], None]
+) -> None:
     """Assemble the hosts, answer the submitter, then run the job."""
     signals = Signals()
     adopt_orphans()
-    controller = Controller(sent, pipe)
+    controller = Controller(paths, sent, pipe)
     try:
         notes = controller.assemble()
-        write_controller(sent.paths, controller.job_id)
+        write_controller(paths, controller.job_id)
         pipe.send(
             "answer",
             job_id=controller.job_id,
-            run_dir=str(sent.paths.root),
+            run_dir=str(paths.root),
             python=sys.executable,
             notes=notes,
         )
@@ -348,13 +327,13 @@ def conduct(sent: SentJob, pipe: Pipe, ready: Callable[[], None]) -> None:
         controller.give_up()
         if not isinstance(error, (ClusterrunError, OSError)):
             raise
-        host = sent.plan.hosts[0]
+        host = controller.plan.hosts[0]
         _refuse(pipe, error if isinstance(error, ClusterrunError) else _unwritten(host, error))
         controller.listener.join(GO_S)
         ready()
         return
-    if sent.is_new:
-        remember_root(sent.paths.runs_dir)
+    if controller.is_new:
+        remember_root(paths.runs_dir)
     pipe.close()
     ready()
     controller.conduct(signals.wait)
@@ -373,11 +352,11 @@ def main() -> int:
     reader, writer = start.take_streams()
     pipe = Pipe(open(reader, "rb"), open(writer, "wb"))  # noqa: SIM115 - closed by `conduct`
     try:
-        sent = receive(pipe)
+        paths, sent = receive(pipe)
     except ClusterrunError as error:
         _refuse(pipe, error)
         return int(error.exit_code)
-    return detach(functools.partial(conduct, sent, pipe), sent.paths.batch_output)
+    return detach(functools.partial(conduct, paths, sent, pipe), paths.batch_output)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from typing import Any, BinaryIO, Final
 
 from clusterrun.backends.environment import scrubbed
 from clusterrun.backends.hosts import mirror
-from clusterrun.backends.hosts.locks import Busy, Lock, gpu_lock, holder_of, job_lock, take, tidy
+from clusterrun.backends.hosts.locks import Holder, Lock, gpu_lock, holder_of, job_lock, take, tidy
 from clusterrun.backends.hosts.openssh import LINK_S
 from clusterrun.backends.hosts.project import unpack
 from clusterrun.backends.hosts.start import ENVIRON, Frame, Pipe, take_streams
@@ -43,6 +43,7 @@ from clusterrun.node.base.processes import (
     die_with_parent,
     kill_descendants,
 )
+from clusterrun.node.base.stderr import say_on_stderr
 from clusterrun.rundir import record
 from clusterrun.rundir.create import remove_run
 from clusterrun.rundir.known_roots import remember_home, remember_root
@@ -105,7 +106,7 @@ class Courier:
                     getattr(self, f"_on_{message.kind}")(message)
                 self._look()
         except (OSError, ValueError, ClusterrunError) as error:
-            _say(str(error))
+            say_on_stderr(f"{os.uname().nodename}: {error}")
             with contextlib.suppress(OSError, ValueError):
                 self._answer(failed=str(error))
         finally:
@@ -162,11 +163,11 @@ class Courier:
         self._answer(gpus=held, busy=busy)
 
     def _lock(self, name: str, about: Mapping[str, Any], busy: dict[str, Any]) -> bool:
-        try:
-            self._locks.append(take(name, about))
-        except Busy as error:
-            busy[error.name] = dataclasses.asdict(error.holder)
+        taken = take(name, about)
+        if isinstance(taken, Holder):
+            busy[name] = dataclasses.asdict(taken)
             return False
+        self._locks.append(taken)
         return True
 
     def _on_connect(self, message: Frame) -> None:
@@ -295,10 +296,6 @@ def can_connect(address: str, port: int, timeout_s: float = CONNECT_S) -> str:
     except OSError as error:
         return error.strerror or str(error) or "no answer"
     return ""
-
-
-def _say(text: str) -> None:
-    print(f"clusterrun: {os.uname().nodename}: {text}", file=sys.stderr)  # noqa: T201
 
 
 # What a host knows about itself: `judge` decides by it

@@ -140,8 +140,8 @@ class HostsHost(Host):
         is_apart = any(link.is_apart for link in chosen)
         if is_apart:
             Realm(paths=self.paths, attempt=attempt).create_secret()
+            self._orders = []
         files = [*mirror.bundle(self.paths), *self._record()] if is_apart else []
-        self._orders = []
         for rank, link in enumerate(chosen):
             link.attempt, link.code = attempt, None
             link.send(

@@ -43,11 +43,8 @@ def judged(plan: Plan, facts: Mapping[str, Facts], ahead_s: Mapping[str, float])
     first = next(iter(facts))
     hosts: dict[Finding, list[str]] = defaultdict(list)
     for host, each in facts.items():
-        for found in (
-            *_files(each),
-            *_gpus(plan, each),
-            *_clock(ahead_s.get(host, 0.0), first),
-        ):
+        ahead = ahead_s.get(host, 0.0)
+        for found in (*_files(each), *_gpus(plan, each), *_clock(ahead, first)):
             hosts[found].append(host)
     for found, names in _mixed(facts):
         hosts[found] = names

@@ -61,14 +61,6 @@ class Holder:
         return f"run {self.run}{owner} ({process})" if self.run else f"{process}{owner}"
 
 
-class Busy(Exception):
-    """Another process holds the lock `name`."""
-
-    def __init__(self, name: str, holder: Holder) -> None:
-        super().__init__(f"{name} is held by {holder}")
-        self.name, self.holder = name, holder
-
-
 class Lock:
     """A lock that this process holds until `free` or its end."""
 
@@ -84,8 +76,8 @@ class Lock:
             self._descriptor = -1
 
 
-def take(name: str, about: Mapping[str, Any]) -> Lock:
-    """Take a lock; `about` has run, job and host. Raises Busy and OSError."""
+def take(name: str, about: Mapping[str, Any]) -> Lock | Holder:
+    """Take a lock, or return its holder; `about` has run, job and host. Raises OSError."""
     texts = {key: str(about[key])[:_LETTERS] for key in ("run", "job", "host") if key in about}
     own, until = _file(name, os.getuid()), time.monotonic() + WAIT_S
     while True:
@@ -98,7 +90,7 @@ def take(name: str, about: Mapping[str, Any]) -> Lock:
         if lock:
             lock.free()
         if (holder and holder.pid) or time.monotonic() > until:
-            raise Busy(name, holder or Holder())
+            return holder or Holder()
         time.sleep(random.uniform(0, PAUSE_S))
 
 

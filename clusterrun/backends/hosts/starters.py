@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
-from functools import lru_cache
 
 from clusterrun.backends.environment import scrubbed
 from clusterrun.backends.hosts import openssh, start
@@ -62,16 +61,11 @@ def _srun(name: str, environ: Mapping[str, str]) -> list[str]:
 
 
 def _flux_rank(name: str) -> int:
-    ranks = _flux_hosts()
+    ranks = parse_hostlist(shell.run(FLUX_HOSTS).stdout.strip())
     if name not in ranks:
         known = ", ".join(dict.fromkeys(ranks))
         raise SubmissionError(f"{name} is not in this Flux instance", hint=f"it has {known}")
     return ranks.index(name)
-
-
-@lru_cache
-def _flux_hosts() -> tuple[str, ...]:
-    return tuple(parse_hostlist(shell.run(FLUX_HOSTS).stdout.strip()))
 
 
 def is_this_machine(host: str) -> bool:
