@@ -21,14 +21,14 @@ from clusterrun.config.secrets import is_secret_file
 from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.launch.inputs import inputs
 from clusterrun.shared.checkpoint_files import MARKER
+from clusterrun.shared.files import open_regular
 
 MOST_BYTES: Final = 200 * 10**6
 MOST_FILES: Final = 20_000
 GIT_S: Final = 60.0
 
 _OTHERS = frozenset({".git", ".hg", ".svn", "__pycache__", "node_modules"})
-_MOST_READ: Final = 300  # files of settings that are searched for credentials
-_BEGINNING: Final = 4096  # bytes of each
+_BEGINNING: Final = 4096  # bytes of settings that are searched for credentials
 _BAD_STREAM = (tarfile.TarError, EOFError, OSError, ValueError, zlib.error)
 
 
@@ -130,18 +130,14 @@ def _is_no_source(directory: Path, leave_out: Collection[Path]) -> bool:
 
 
 def _secrets(root: Path, names: Collection[str]) -> list[str]:
-    """Return the files with credentials. Of settings, those nearest to the root are read."""
-    unread = iter(range(_MOST_READ))
+    """Return the files with credentials, by their names and by how settings begin."""
 
     def beginning(name: str) -> str:
-        with contextlib.suppress(OSError):
-            if next(unread, None) is not None and stat.S_ISREG(os.lstat(root / name).st_mode):
-                with open(root / name, "rb") as file:
-                    return file.read(_BEGINNING).decode("utf-8", "replace")
+        with contextlib.suppress(OSError), open_regular(root / name) as file:
+            return file.read(_BEGINNING).decode("utf-8", "replace")
         return ""
 
-    nearest = sorted(names, key=lambda name: (name.count("/"), name))
-    return [n for n in nearest if is_secret_file(n, functools.partial(beginning, n))]
+    return [n for n in sorted(names) if is_secret_file(n, functools.partial(beginning, n))]
 
 
 def _sizes(root: Path, names: Sequence[str], notes: list[str]) -> Iterator[tuple[str, int]]:
