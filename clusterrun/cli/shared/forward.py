@@ -15,7 +15,6 @@ from typing import Final
 
 from clusterrun.backends.hosts import homes, openssh
 from clusterrun.backends.local.job_ids import last_number, remember_number
-from clusterrun.cli.shared import output
 from clusterrun.errors import ElsewhereError, Exit, UsageError
 from clusterrun.verbs import find
 
@@ -36,7 +35,8 @@ def forward(args: Sequence[str], there: ElsewhereError, verb: str = "") -> int:
         raise UsageError(f"--bundle writes a file here, but {there.message}", hint=hint)
     streams = (sys.stdin, sys.stdout, sys.stderr)
     is_terminal = all(each is not None and each.isatty() for each in streams)
-    env = {ElsewhereError.VARIABLE: json.dumps(dict(there.runs)), **_display(is_terminal)}
+    env = {name: os.environ[name] for name in _DISPLAY if name in os.environ}
+    env[ElsewhereError.VARIABLE] = json.dumps(dict(there.runs))
     if verb == "resume":
         env[_LAST_ID] = str(last_number(find.own_runs()))
     words = openssh.module(there.python, "clusterrun", *args, env=env)
@@ -44,17 +44,6 @@ def forward(args: Sequence[str], there: ElsewhereError, verb: str = "") -> int:
     if verb == "resume":  # record the new job's id here as well
         homes.ask([find.locate(word or None) for word in there.runs])
     return status
-
-
-def _display(is_terminal: bool) -> dict[str, str]:
-    """Return the variables that decide how text looks; a terminal there has the width of ours."""
-    display = {name: os.environ[name] for name in _DISPLAY if name in os.environ}
-    if sys.stdout.isatty() and not is_terminal:
-        display.setdefault("COLUMNS", str(os.get_terminal_size(sys.stdout.fileno()).columns))
-        session = output.current_session()
-        if sys.stderr.isatty() and output.wants_colour(sys.stdout, session.color, os.environ):
-            display.setdefault("FORCE_COLOR", "1")
-    return display
 
 
 # At the other end
