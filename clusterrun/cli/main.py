@@ -11,10 +11,10 @@ from typing import Any, Final, NamedTuple
 
 import click
 from click.exceptions import Exit as ClickExit
-from click.shell_completion import CompletionItem, shell_complete
+from click.shell_completion import shell_complete
 
 import clusterrun
-from clusterrun.cli.shared import output, spellings
+from clusterrun.cli.shared import complete, output, spellings
 from clusterrun.cli.shared.help import HELP_ALL, GroupedCommand, GroupedOption
 from clusterrun.errors import ClusterrunError, ElsewhereError, Exit, UsageError
 
@@ -195,13 +195,8 @@ def group(ctx: click.Context) -> None:
 _with_global_options(group)
 
 
-def _topics(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    topics = {name: verb.summary for name, verb in VERBS.items()} | {"exit-codes": "Exit codes."}
-    return [CompletionItem(t, help=text) for t, text in topics.items() if t.startswith(incomplete)]
-
-
 @click.command("help")
-@click.argument("topic", required=False, shell_complete=_topics)
+@click.argument("topic", required=False, shell_complete=complete.one_of((*VERBS, "exit-codes")))
 @click.pass_context
 def help_command(ctx: click.Context, topic: str | None) -> None:
     """Explain a command or the exit codes.
