@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun.config import load_spec
+from clusterrun.config.load import load_spec
 from clusterrun.logformat.lines import Stream
 from clusterrun.logs.views import _MARKS
 from tests.checkout import listed

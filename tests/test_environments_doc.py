@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from clusterrun.config import load_spec
 from clusterrun.config.environments import read_step
+from clusterrun.config.load import load_spec
 from tests.readme import BLOCK, ROOT
 
 PAGE = (ROOT / "docs/environments.md").read_text()

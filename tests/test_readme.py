@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun.config import load_spec
+from clusterrun.config.load import load_spec
 from tests.checkout import EXAMPLES, copy_listed
 from tests.patience import patience
 from tests.readme import ROOT, blocks, run, tour

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from clusterrun.backends import interpreters
 from clusterrun.backends.machine_facts import interpreter_of
-from clusterrun.config import Resolved
+from clusterrun.config.settings import Resolved
 from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.estimates.inputs import Model
 from clusterrun.shared import shell

@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
-from clusterrun.config import Resolved
+from clusterrun.config.settings import Resolved
 from clusterrun.errors import ClusterrunError
 from clusterrun.estimates.speed import Scaling
 from clusterrun.rundir.events import EventType, read

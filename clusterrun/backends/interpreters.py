@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from clusterrun.config import Resolved
 from clusterrun.config.environments import Tool, read_step
+from clusterrun.config.settings import Resolved
 from clusterrun.config.spec import JobSpec
 from clusterrun.errors import ClusterrunError
 from clusterrun.launch.facts import Interpreter

@@ -10,7 +10,7 @@ import warnings
 from pathlib import Path
 
 from clusterrun.backends.machine_facts import nearest_file
-from clusterrun.config import Resolved
+from clusterrun.config.settings import Resolved
 from clusterrun.errors import UsageError
 from clusterrun.launch.facts import Interpreter
 

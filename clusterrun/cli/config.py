@@ -12,12 +12,11 @@ from clusterrun.backends.environment import working_directory
 from clusterrun.backends.script import read_script
 from clusterrun.cli.shared import complete, output
 from clusterrun.cli.shared.options import JobCommand, JobOptions, job_options, json_option
-from clusterrun.config import Resolved
 from clusterrun.config.document import Document, parse_document
 from clusterrun.config.files import FoundFiles, find_files
 from clusterrun.config.keys import BY_KEY
 from clusterrun.config.load import resolve
-from clusterrun.config.settings import Row
+from clusterrun.config.settings import Resolved, Row
 from clusterrun.errors import Exit, UsageError
 from clusterrun.shared.wording import nearest
 

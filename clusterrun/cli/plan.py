@@ -23,7 +23,8 @@ from clusterrun.cli.shared.options import (
     job_options,
     json_option,
 )
-from clusterrun.config import Given, Resolved
+from clusterrun.config.load import Given
+from clusterrun.config.settings import Resolved
 from clusterrun.errors import ClusterrunError, Exit, UsageError
 from clusterrun.estimates.estimate import (
     Estimate,

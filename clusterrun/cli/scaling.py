@@ -25,7 +25,8 @@ from clusterrun.cli.shared.options import (
     json_option,
     yes_option,
 )
-from clusterrun.config import Given, Resolved
+from clusterrun.config.load import Given
+from clusterrun.config.settings import Resolved
 from clusterrun.config.spec import Device, OnInterrupt, Strategy
 from clusterrun.errors import ClusterrunError, Exit, UsageError
 from clusterrun.estimates.speed import Point, Scaling

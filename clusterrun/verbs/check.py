@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from clusterrun.config import Resolved
+from clusterrun.config.settings import Resolved
 from clusterrun.config.spec import Device
 from clusterrun.launch.plan import Plan
 from clusterrun.linting.rule import Launch, lint

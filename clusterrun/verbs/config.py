@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clusterrun.backends.environment import working_directory
-from clusterrun.config import Resolved
-from clusterrun.config import load_spec as load
+from clusterrun.config.load import load_spec as load
+from clusterrun.config.settings import Resolved
 
 
 def load_spec(

@@ -12,9 +12,9 @@ from clusterrun.backends import interpreters, select
 from clusterrun.backends.environment import scrubbed, working_directory
 from clusterrun.backends.machine_facts import gather_facts
 from clusterrun.backends.script import read_script, syntax_problem
-from clusterrun.config import Resolved, adopt_spec
 from clusterrun.config.files import PROJECT_FILE, user_and_site
-from clusterrun.config.settings import BUILT_IN
+from clusterrun.config.load import adopt_spec
+from clusterrun.config.settings import BUILT_IN, Resolved
 from clusterrun.config.spec import Cluster, Device, JobSpec, Strategy
 from clusterrun.errors import ClusterrunError, Exit, UsageError
 from clusterrun.launch.facts import Facts

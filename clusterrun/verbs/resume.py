@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from clusterrun.backends import select
 from clusterrun.backends.base import PerhapsSubmittedError
 from clusterrun.backends.status import JobStatus, statuses
-from clusterrun.config import Resolved
+from clusterrun.config.settings import Resolved
 from clusterrun.errors import ClusterrunError, SchedulerUnreachableError, UsageError
 from clusterrun.rendering.bundle import Bundle
 from clusterrun.rundir import record as records

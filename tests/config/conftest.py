@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from clusterrun.config import Resolved, load_spec
+from clusterrun.config.load import load_spec
+from clusterrun.config.settings import Resolved
 
 
 @dataclass

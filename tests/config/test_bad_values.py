@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from clusterrun.config import Given
 from clusterrun.config.fields import Kind
 from clusterrun.config.keys import BY_NAME
+from clusterrun.config.load import Given
 from clusterrun.config.parallel import FIELDS as PARALLEL
 from clusterrun.config.settings import yaml_text
 from clusterrun.config.spec import JobSpec

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from clusterrun.config import Given, Resolved
 from clusterrun.config.document import HINTS, parse_document
-from clusterrun.config.settings import Anchor, ConfigFile
+from clusterrun.config.load import Given
+from clusterrun.config.settings import Anchor, ConfigFile, Resolved
 from clusterrun.errors import ConfigError, Exit, UsageError
 from tests.config.conftest import Workplace
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from clusterrun.config import Given, adopt_spec
-from clusterrun.config.load import load_run_dir
+from clusterrun.config.load import Given, adopt_spec, load_run_dir
 from clusterrun.config.spec import FIELDS, JobSpec, Strategy
 from clusterrun.errors import ConfigError, UsageError
 from tests.config.conftest import Workplace

@@ -12,13 +12,12 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterrun.config import Given, Resolved
 from clusterrun.config.document import ConfigFile, parse_document
 from clusterrun.config.fields import Kind
 from clusterrun.config.files import FoundFiles
-from clusterrun.config.load import resolve
+from clusterrun.config.load import Given, resolve
 from clusterrun.config.secrets import is_secret
-from clusterrun.config.settings import Anchor, yaml_text
+from clusterrun.config.settings import Anchor, Resolved, yaml_text
 from clusterrun.config.spec import FIELDS, JobSpec, MixedPrecision, Strategy
 from tests.config.conftest import Workplace
 

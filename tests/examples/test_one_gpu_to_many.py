@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterrun.config import load_spec
 from clusterrun.config.choices import Optimizer
+from clusterrun.config.load import load_spec
 from clusterrun.estimates import steps
 from clusterrun.shared.control_page import ControlPage, SavePoint
 from tests.examples.guides import commands, load

@@ -15,7 +15,7 @@ from types import MappingProxyType, ModuleType
 
 import pytest
 
-from clusterrun.config import load_spec
+from clusterrun.config.load import load_spec
 from clusterrun.estimates import presets as planned
 from clusterrun.estimates.presets import advice
 from clusterrun.shared.control_page import ControlPage, SavePoint

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from clusterrun.config import adopt_spec
+from clusterrun.config.load import adopt_spec
 from clusterrun.config.spec import JobSpec, Strategy
 from clusterrun.errors import ConfigError, UsageError
 from clusterrun.launch.accelerate_argv import shown_command

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun.config import load_spec
+from clusterrun.config.load import load_spec
 from tests.examples.guides import commands
 from tests.hosts import Hosts
 from tests.patience import patience, wait_for
