@@ -241,21 +241,14 @@ def test_the_quickest_ping_counts() -> None:
         assert Offset(offset_us=offset_us, rtt_us=rtt_us).is_certain is is_certain
 
 
-async def knock_and_leave(nodes: Nodes, member: Member) -> None:
-    """Join as a node whose agent dies before all are here."""
-    channel = await member._join(report(1), time.monotonic() + 10 * patience())
-    while not nodes.head._peers:
-        await asyncio.sleep(0.01)
-    await channel.close()
-
-
-async def test_a_node_that_comes_back_before_the_launch_takes_its_own_place(tmp_path: Path) -> None:
+async def test_a_node_that_leaves_before_the_launch_is_named_at_once(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path)
     meeting = asyncio.ensure_future(nodes.head.meet(report(0)))
-    await knock_and_leave(nodes, member(1, 3, realm(tmp_path), 10))
-    others = [node.meet(report(rank)) for rank, node in enumerate(nodes.members, 1)]
-    assert [parameters.port for parameters in await asyncio.gather(*others)] == [3, 3]
-    assert (await meeting).port == 3
+    channel = await nodes.members[0]._join(report(1), time.monotonic() + 10 * patience())
+    await channel.close()
+    with pytest.raises(NodeError, match="n1 disconnected before the launch") as caught:
+        await meeting
+    assert caught.value.code == 121
 
 
 STALL_S = 1.5

@@ -32,7 +32,6 @@ from clusterrun.node.link.questions import Questions
 from clusterrun.shared.typed import decoded
 
 LOOK_S = 0.5  # between checks of other nodes' files
-RETURN_S = 20.0  # for a node to reconnect before all have joined
 HANG_UP_S = 1.0  # for members to leave after the meeting has failed
 BACKLOG = 1024
 Decide = Callable[[Sequence[Report], str], LaunchParameters]
@@ -73,7 +72,6 @@ class Head:
         self._timeout_s, self._decide = timeout_s, decide
         self._prepare = prepare
         self._peers: dict[int, Peer] = {}
-        self._left: dict[int, float] = {}  # by node rank: when it disconnected before the launch
         self._is_launched = False
         self._changed = asyncio.Event()
         self._all_done = asyncio.Event()
@@ -127,8 +125,7 @@ class Head:
         ):
             self._changed.clear()
             now = time.monotonic()
-            gone = [self._who.nodes[n] for n, at in self._left.items() if now - at > RETURN_S]
-            if gone:
+            if gone := [peer.report.node for peer in self._peers.values() if peer.is_gone]:
                 text = f"{', '.join(gone)} disconnected before the launch"
                 raise NodeError(NodeExit.RENDEZVOUS_FAILED, text)
             if now > deadline and self._realm.over is None:
@@ -178,7 +175,6 @@ class Head:
                 writer.close()
         if peer is not None:
             self._peers[peer.report.node_rank] = peer
-            self._left.pop(peer.report.node_rank, None)
             self._changed.set()
             self._readers.start(self._listen_to(peer))
 
@@ -205,14 +201,9 @@ class Head:
     async def _listen_to(self, peer: Peer) -> None:
         while (message := await peer.channel.receive()) is not None:
             self._handle(peer, message)
-        if not self._is_launched:  # it may connect again
-            del self._peers[peer.report.node_rank]
-            self._left[peer.report.node_rank] = time.monotonic()
-            self._changed.set()
-            return
         peer.is_gone = True
         self._changed.set()
-        if not peer.is_done and not self.decision.is_made:
+        if self._is_launched and not peer.is_done and not self.decision.is_made:
             text = "its agent is gone: the connection closed"
             self.report_failure(lost_node(peer.report.node, text))
         self.look_around()
