@@ -25,8 +25,12 @@ import os, sys
 from pathlib import Path
 from clusterrun.backends.slurm.successor import submit_successor
 from clusterrun.errors import ClusterrunError, describe
+from clusterrun.rundir.paths import RunPaths
+from clusterrun.rundir.plan import read_plan
+root, *nodes = sys.argv[1:]
 try:
-    print(submit_successor(Path(sys.argv[1]), "".join(sys.argv[2:]), os.environ))
+    plan = read_plan(RunPaths(root=Path(root)))
+    print(submit_successor(Path(root), plan, nodes, os.environ))
 except ClusterrunError as error:
     sys.exit(describe(error))
 """

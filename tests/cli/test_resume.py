@@ -76,7 +76,8 @@ def test_submitit_runs_sbatch_for_a_run_a_resume_and_a_successor(
     root = failed(here)
     here("resume", "4711")
     here.program("sbatch", "echo '4715;tuxA'")
-    assert submit_successor(root, "", {"SLURM_JOB_ID": "4714"}) == "4715"
+    plan = read_plan(RunPaths(root=root))
+    assert submit_successor(root, plan, (), {"SLURM_JOB_ID": "4714"}) == "4715"
     assert printed == ["4711", "4714", "4715;tuxA"]
     assert [job.job_id for job in jobs] == ["4711", "4714", "4715"]
     assert all(isinstance(job, submitit.Job) for job in jobs)

@@ -234,7 +234,7 @@ class SlurmHost(Host):
         """Submit the job that continues the run. Raises ClusterrunError and OSError."""
         from clusterrun.backends.slurm.successor import submit_successor
 
-        return submit_successor(self.paths.root, ",".join(excluded), self.environ)
+        return submit_successor(self.paths.root, self.plan, excluded, self.environ)
 
 
 def _shown(*what: str) -> str:

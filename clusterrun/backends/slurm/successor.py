@@ -6,40 +6,31 @@ It starts in seconds, while Slurm would hold a requeued job for two minutes.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from clusterrun.backends.base import Submission
-from clusterrun.backends.slurm import query
 from clusterrun.backends.slurm.backend import SlurmBackend
 from clusterrun.errors import ClusterrunError
+from clusterrun.launch.plan import Plan
 from clusterrun.rundir import record as records
-from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.plan import read_plan
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.hostlist import fold_hosts, parse_hostlist
 
 
-def submit_successor(run_dir: Path, nodes: str, environ: Mapping[str, str]) -> str:
+def submit_successor(
+    run_dir: Path, plan: Plan, nodes: Sequence[str], environ: Mapping[str, str]
+) -> str:
     """Submit the job that continues a run after this one, and return its id.
 
     `nodes` are excluded in addition to the plan's. In a chain the successor is the next job, which
-    is already queued. A second call for the same job returns the same id.
-    Raises ClusterrunError; then the record is unchanged and there is no new job.
+    is already queued. Raises ClusterrunError; then the record is unchanged and there is no new job.
     """
-    paths = RunPaths(root=run_dir.absolute())
-    plan = read_plan(paths)
-    record = records.register_run(paths.root, environ)
-    job_id = environ.get("SLURM_JOB_ID", "")
-    if not job_id:
-        text = "only a Slurm job has a successor"
-        raise ClusterrunError(text, hint="resume the run: clusterrun resume RUN")
-    if job_id in record.earlier_job_ids:
-        return record.job_id
+    record = records.register_run(run_dir, environ)
     backend = SlurmBackend(slurm_cluster=record.slurm_cluster)
     # An option on the command line replaces the script's.
-    lists = filter(None, (plan.directive("exclude"), nodes))
-    exclude = fold_hosts(name for text in lists for name in parse_hostlist(text))
+    planned = plan.directive("exclude")
+    exclude = fold_hosts([*(parse_hostlist(planned) if planned else ()), *nodes])
     if record.chain_length:
         if not record.chained_job_ids:
             raise ClusterrunError(f"all {record.chain_length} jobs of the chain are used")
@@ -50,13 +41,8 @@ def submit_successor(run_dir: Path, nodes: str, environ: Mapping[str, str]) -> s
         return job_id
     # Slurm keeps the job of a lost node for minutes. The successor excludes that node and need
     # not wait: this job's agents have exited by now.
-    cluster = record.slurm_cluster
-    # It may have been submitted before, and not recorded.
-    if found := query.find_by_command(record.run_dir, cluster, known=record.job_ids):
-        new = Submission(job_id=found, slurm_cluster=cluster)
-    else:
-        after = "" if nodes else job_id
-        new = backend.submit_again(plan, record, after=after, exclude=exclude)
+    after = "" if nodes else environ["SLURM_JOB_ID"]
+    new = backend.submit_again(plan, record, after=after, exclude=exclude)
     _remember(record, new, backend)
     return new.job_id
 
