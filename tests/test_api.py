@@ -174,7 +174,8 @@ def test_logs_are_merged_and_selected(project: Path) -> None:
         project,
         'mkdir -p "$1/logs/a$2"; cd "$1/logs/a$2"; T=1700000000000\n'
         'printf "$T%s\\n" "200 0 o zero" "300 1 e KeyError: 1" "400 - l launcher" > n0.log\n'
-        'printf "%s\\n" "${T}100 2 o two" > n1.log',
+        'printf "$T%s\\n" "300 1 e error 26 KeyError: 1" "400 - l - 59 launcher" > n0.err\n'
+        'printf "%s\\n" "${T}100 2 o two" > n1.log; touch n1.err',
     )
     job = clusterrun.submit(clusterrun.load_spec({"cluster": "local"}))
     assert job.wait(timeout_s=60).state is JobState.COMPLETED
