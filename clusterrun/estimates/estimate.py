@@ -21,11 +21,11 @@ from clusterrun.estimates.gpus import Gpu
 from clusterrun.estimates.inputs import (
     FITS_BELOW,
     HOST_FITS_BELOW,
+    TIGHT_BELOW,
     Fit,
     Setup,
     Term,
     total,
-    verdict_of,
 )
 from clusterrun.estimates.presets import Loader, Preset
 from clusterrun.estimates.speed import Cost, Duration, Links, Scaling, Speedup, links_of
@@ -112,8 +112,12 @@ class Need:
         """Return whether it fits; None if too little is known."""
         if self.capacity_bytes is None:
             return None
-        verdict = verdict_of(self.total_bytes, self.capacity_bytes, fits_below=self.fits_below)
-        return None if self.is_part and verdict is not Fit.NO else verdict
+        share = self.total_bytes / self.capacity_bytes
+        if share > TIGHT_BELOW:
+            return Fit.NO
+        if self.is_part:
+            return None
+        return Fit.FITS if share < self.fits_below else Fit.TIGHT
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -254,8 +254,6 @@ def assumption(text: str) -> str:
     return f"GPU '{text}' is assumed to be the {names[0]}; for another, pass {others}"
 
 
-def precision_of(gpu: Gpu | None) -> str:
-    """Choose bf16 or fp16 as `--mixed-precision auto` does on the node; fp32 without a GPU."""
-    if gpu is None:
-        return "fp32"
+def precision_of(gpu: Gpu) -> str:
+    """Choose bf16 or fp16 as `--mixed-precision auto` does on the node."""
     return "bf16" if has_bf16(gpu.compute_capability) else "fp16"

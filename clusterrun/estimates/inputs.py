@@ -174,11 +174,3 @@ def term(name: str, size: float, formula: str, source: str) -> Term:
 def total(terms: Iterable[Term]) -> int:
     """Add up the bytes of terms."""
     return sum(term.bytes for term in terms)
-
-
-def verdict_of(needed: float, capacity: float, *, fits_below: float = FITS_BELOW) -> Fit:
-    """Return the verdict on a share: FITS below `fits_below`, TIGHT up to 95 %, else NO."""
-    share = needed / capacity
-    if share < fits_below:
-        return Fit.FITS
-    return Fit.TIGHT if share <= TIGHT_BELOW else Fit.NO

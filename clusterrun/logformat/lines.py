@@ -45,7 +45,6 @@ GAP_LITERAL, END_LITERAL = b" g ", b" z "
 
 _GAP = re.compile(rb"([oela]) ([0-9]{1,18})(?: (.*))?\Z", re.DOTALL)
 _SIDE = re.compile(rb"([^ ]{0,99}?)(\+?) ([0-9]{1,18})(?: (.*))?\Z", re.DOTALL)
-_LEFT_OUT = re.compile(rb"^[0-9]{16} - g - [0-9]+ x ", re.MULTILINE)
 LEFT_OUT_TEXT = b"x repeated, or more than this file may hold"  # of a side file's record
 _NO_CLASS = b"-"
 
@@ -138,11 +137,6 @@ def parse_gap(text: bytes) -> Gap | None:
 def is_left_out(line: LogLine) -> bool:
     """Return whether a line is a side file's record of omitted lines."""
     return line.stream is Stream.GAP and line.text.startswith(b"x ")
-
-
-def holds_left_out(data: bytes) -> bool:
-    """Return whether a block of a side file has a record of omitted lines."""
-    return b" - g - " in data and _LEFT_OUT.search(data) is not None
 
 
 def end_text(code: int, reason: str) -> bytes:

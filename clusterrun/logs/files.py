@@ -55,25 +55,17 @@ def find_files(paths: RunPaths, attempt: int, nodes: frozenset[str] | None = Non
     except OSError as error:
         raise _unreadable(directory, error) from error
     ranks = ranks_by_node(paths, attempt)
-    logs = [
+    return [
         LogFile(
             node=node,
-            path=paths.log(attempt, node),
+            path=directory / f"{node}{suffix}",
+            kind=kind,
             ranks=ranks.get(node),
+            log=paths.log(attempt, node) if kind is FileKind.ERRORS else None,
         )
-        for node in _nodes_with(".log", names, nodes)
+        for kind, suffix in ((FileKind.LOG, ".log"), (FileKind.ERRORS, ".err"))
+        for node in _nodes_with(suffix, names, nodes)
     ]
-    sides = [
-        LogFile(
-            node=node,
-            path=paths.log_errors(attempt, node),
-            kind=FileKind.ERRORS,
-            ranks=ranks.get(node),
-            log=paths.log(attempt, node),
-        )
-        for node in _nodes_with(".err", names, nodes)
-    ]
-    return [*logs, *sides]
 
 
 def _nodes_with(suffix: str, names: list[str], nodes: frozenset[str] | None) -> list[str]:

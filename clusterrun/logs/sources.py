@@ -15,7 +15,6 @@ from clusterrun.logformat.lines import (
     LogLine,
     Stream,
     find_stamped,
-    holds_left_out,
 )
 from clusterrun.logformat.literals import Literals, required_literals
 from clusterrun.logs.files import FileKind, LogFile, OpenFiles, file_size
@@ -171,17 +170,15 @@ def _literals(
 
 
 def _stretch(file: LogFile, query: Query) -> tuple[int, int]:
-    if file.kind is FileKind.PLAIN:
-        return 0, file_size(file.path)
     end = file_size(file.path)
     if query.until_us is not None:
         end = seek_time(file, query.until_us, end)
-    start = 0 if query.since_us is None else seek_time(file, query.since_us, end)
-    return start, end
+    return 0 if query.since_us is None else seek_time(file, query.since_us, end), end
 
 
 _LOOK_BYTES = 4 * 1024
 _SIDE_BYTES = 1024 * 1024  # more than a side file has
+_LEFT_OUT = re.compile(rb"^[0-9]{16} - g - [0-9]+ x ", re.MULTILINE)
 
 
 def seek_time(file: LogFile, epoch_us: int, end: int) -> int:
@@ -227,7 +224,7 @@ def _stamped_lines(
 
 def has_left_out(side: LogFile) -> bool:
     """Return whether a side file had no room for all error lines."""
-    return holds_left_out(_whole(side))
+    return _LEFT_OUT.search(_whole(side)) is not None
 
 
 def _whole(side: LogFile) -> bytes:

@@ -9,8 +9,8 @@ import pytest
 
 from clusterrun.config.spec import Strategy
 from clusterrun.estimates import gpus
-from clusterrun.estimates.estimate import Question, estimate
-from clusterrun.estimates.inputs import GIB, Fit, Setup, verdict_of
+from clusterrun.estimates.estimate import Need, Question, estimate
+from clusterrun.estimates.inputs import GIB, Fit, Setup, term
 from clusterrun.estimates.models import BUILT_IN, from_numbers
 
 H100 = gpus.find("h100-80g")
@@ -33,7 +33,10 @@ def ask(**changes: Any) -> Question:
 
 def test_the_verdict_goes_by_the_share() -> None:
     shares = {0.79: Fit.FITS, 0.80: Fit.TIGHT, 0.95: Fit.TIGHT, 0.951: Fit.NO}
-    assert {share: verdict_of(share * 1000, 1000) for share in shares} == shares
+    assert {
+        share: Need(terms=(term("x", share * 1000, "", ""),), capacity_bytes=1000).verdict
+        for share in shares
+    } == shares
 
 
 def test_a_nodes_memory_fits_below_70_percent() -> None:
