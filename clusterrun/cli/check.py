@@ -7,7 +7,13 @@ import click
 from clusterrun.backends.script import read_script
 from clusterrun.cli.shared import output
 from clusterrun.cli.shared.findings import show
-from clusterrun.cli.shared.options import JobOptions, ScriptCommand, job_options, json_option
+from clusterrun.cli.shared.options import (
+    JobOptions,
+    ScriptCommand,
+    explain_option,
+    job_options,
+    json_option,
+)
 from clusterrun.cli.shared.submission import warn_of_sbatch_variables
 from clusterrun.errors import Exit, UsageError
 from clusterrun.shared.wording import count
@@ -19,6 +25,7 @@ SCHEMA = "clusterrun.check/2"
 
 @click.command(cls=ScriptCommand)
 @job_options()
+@explain_option
 @json_option
 @click.pass_context
 def command(ctx: click.Context, job: JobOptions, *, as_json: bool) -> None:

@@ -15,6 +15,7 @@ import click
 from clusterrun.cli.shared import complete, output
 from clusterrun.cli.shared.closing import Row, block, labelled
 from clusterrun.cli.shared.job_text import choose_attempts, cut, find_announced, timestamp
+from clusterrun.cli.shared.options import explain_option
 from clusterrun.diagnosis.scan import FoundSign
 from clusterrun.diagnosis.weigh import Verdict
 from clusterrun.errors import Exit, JobNotFoundError, UsageError
@@ -50,9 +51,12 @@ SCHEMA = "clusterrun.diagnose/1"
 )
 @click.option(
     "--stacks",
+    "--fr",
+    "stacks",
     is_flag=True,
     help="show where the ranks of a running job are, and which of them miss a collective",
 )
+@explain_option
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 @click.pass_context
 def command(

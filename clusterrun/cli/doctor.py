@@ -9,7 +9,13 @@ import click
 
 from clusterrun.cli.shared import output
 from clusterrun.cli.shared.findings import show
-from clusterrun.cli.shared.options import JobOptions, ScriptCommand, job_options, json_option
+from clusterrun.cli.shared.options import (
+    JobOptions,
+    ScriptCommand,
+    explain_option,
+    job_options,
+    json_option,
+)
 from clusterrun.errors import Exit
 from clusterrun.health.reports import DIRECTORY
 from clusterrun.shared.finding import Finding, Severity
@@ -24,6 +30,7 @@ _COUNTED: Final = dict(zip(Severity, ("ok", "noted", "failed", "skipped"), stric
 @job_options()
 @click.option("--only", metavar="PREFIX", multiple=True, help="run only these checks (repeatable)")
 @click.option("--skip", metavar="PREFIX", multiple=True, help="leave these checks out (repeatable)")
+@explain_option
 @json_option
 @click.pass_context
 def command(

@@ -41,6 +41,12 @@ def test_an_id_of_each_kind_is_explained(here: CommandLine, name: str, title: st
     assert (wrong.code, f"hint: use '{name}'" in wrong.err) == (2, True)
 
 
+@pytest.mark.parametrize("verb", ["diagnose", "doctor", "check"])
+def test_the_verbs_that_print_ids_explain_them(here: CommandLine, verb: str) -> None:
+    said = here(verb, "--explain", "fixed-port")
+    assert (said.code, said.out) == (0, here("explain", "fixed-port").out)
+
+
 def test_an_unknown_id_leads_to_the_list(here: CommandLine) -> None:
     wrong = here("explain", "nosuch")
     assert wrong.code == 2

@@ -104,10 +104,8 @@ def test_the_same_cause_twice_costs_two_attempts(here: Project) -> None:
 def test_a_hang_is_shown_while_the_job_runs(here: Project) -> None:
     done = here.cli("submit", *FOUR, "broken.py", "loop")
     assert done.returncode == 0, done.stderr
-    wait_for(
-        lambda: here.cli("diagnose", "L1", "--stacks").returncode == 3, "a wait of ten seconds"
-    )
-    done = here.cli("diagnose", "L1", "--stacks", "--json")
+    wait_for(lambda: here.cli("diagnose", "L1", "--fr").returncode == 3, "a wait of ten seconds")
+    done = here.cli("diagnose", "L1", "--fr", "--json")
     here.cli("cancel", "-y", "L1")
     assert done.returncode == 3, done.stderr
     found = json.loads(done.stdout)
@@ -133,7 +131,7 @@ def test_a_training_that_runs_is_not_taken_for_a_hang(here: Project) -> None:
     done = here.cli("submit", *FOUR, "broken.py", "nothing")
     assert done.returncode == 0, done.stderr
     wait_for(lambda: "step" in here.cli("logs", "L1").stdout, "the first step")
-    done = here.cli("diagnose", "L1", "--stacks")
+    done = here.cli("diagnose", "L1", "--fr")
     here.cli("cancel", "-y", "L1")
     assert done.returncode == 0, done.stdout
     assert "no rank has waited in a collective" in done.stdout

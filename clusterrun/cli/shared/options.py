@@ -101,6 +101,24 @@ parsable_option = rare_output(
 json_option = click.option("--json", "as_json", is_flag=True, help="print JSON")
 
 
+def _explain(ctx: click.Context, _: click.Parameter, name: str | None) -> None:
+    verbs = ctx.find_root().command
+    if name is not None and isinstance(verbs, click.Group):
+        if verb := verbs.get_command(ctx, "explain"):
+            ctx.invoke(verb, name=name)
+        ctx.exit()
+
+
+explain_option = click.option(
+    "--explain",
+    metavar="ID",
+    help="explain what was printed, as the command explain does",
+    callback=_explain,
+    is_eager=True,
+    expose_value=False,
+)
+
+
 class HowToAnswer(NamedTuple):
     """How a verb that submits a job answers; `wait` and `follow`: also with the job's end."""
 
