@@ -47,9 +47,7 @@ def remember_home(record: JobRecord) -> None:
     if record.home:
         path = _home_file(record)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_whole(
-            path, json.dumps({"schema": HOME_SCHEMA, **dataclasses.asdict(record.home)}) + "\n"
-        )
+        write_whole(path, reading.as_text(record.home, HOME_SCHEMA))
 
 
 def adopted(record: JobRecord) -> JobRecord:

@@ -6,8 +6,6 @@ The rule book, `status` and `resume` use its fields; its texts are for people on
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import json
 import time
 from dataclasses import dataclass
 from enum import Enum
@@ -183,8 +181,7 @@ class Outcome:
 
     def to_json(self) -> str:
         """Return the text of `outcome.json`."""
-        data = {"schema": SCHEMA, **dataclasses.asdict(self)}
-        return json.dumps(data, indent=2, sort_keys=True) + "\n"
+        return reading.as_text(self, SCHEMA)
 
     @classmethod
     def from_json(cls, text: str) -> Outcome:
@@ -214,8 +211,7 @@ class End:
 def write_end(paths: RunPaths, state: JobState, exit_code: int) -> None:
     """Write end.json atomically, readable by its owner only. Raises OSError."""
     end = End(state=state, exit_code=exit_code, ended_at=time.time())
-    data = {"schema": END_SCHEMA, **dataclasses.asdict(end)}
-    files.write_whole(paths.end, json.dumps(data) + "\n")
+    files.write_whole(paths.end, reading.as_text(end, END_SCHEMA))
 
 
 def read_end(paths: RunPaths) -> End | None:

@@ -1,9 +1,11 @@
-"""Read the files of a run, which another program, version or person may have damaged."""
+"""The files of a run: dataclasses as JSON, which others may have written or damaged."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from clusterrun.shared import files
 from clusterrun.shared.typed import of_schema
@@ -19,3 +21,9 @@ def read(path: Path, kind: type[_Result], schema: str) -> _Result | None:
     except ValueError:
         files.note_damage(path)
         return None
+
+
+def as_text(value: Any, schema: str) -> str:
+    """Return the text of a file that `read` reads."""
+    data = {"schema": schema, **dataclasses.asdict(value)}
+    return json.dumps(data, indent=2, sort_keys=True) + "\n"

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import heapq
-import json
 import os
 import platform
 import pwd
 import re
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from clusterrun.errors import (
     UsageError,
 )
 from clusterrun.launch.plan import Plan
+from clusterrun.rundir import reading
 from clusterrun.rundir.paths import RunPaths, RunsDir, directory_name
 from clusterrun.rundir.plan import read_plan
 from clusterrun.shared import files, typed
@@ -58,7 +58,7 @@ class JobRecord:
     `resumed_at`, when the run was last resumed by hand; 0 if never.
     `time_minutes` is 0 without a limit, `chain_length` is 0 without a chain. A job that `is_smoke`
     checks nodes and trains nothing. If `home` is set, the run is there, and this directory has
-    little more than the record. `is_damaged`: job.json can't be read.
+    little more than the record.
     """
 
     job_id: JobId
@@ -86,7 +86,11 @@ class JobRecord:
     resumed_at: float = 0.0
     is_smoke: bool = False
     home: Home | None = None
-    is_damaged: bool = False
+
+    @property
+    def is_damaged(self) -> bool:
+        """Return whether job.json can't be read: every other one names its user."""
+        return not self.user
 
     @property
     def age_key(self) -> tuple[float, str]:
@@ -201,9 +205,7 @@ def write(record: JobRecord) -> None:
 
 def as_text(record: JobRecord) -> str:
     """Return the text of job.json."""
-    data = {"schema": SCHEMA, **dataclasses.asdict(record)}
-    del data["is_damaged"]
-    return json.dumps(data, indent=2, sort_keys=True) + "\n"
+    return reading.as_text(record, SCHEMA)
 
 
 def update(paths: RunPaths, change: Callable[[JobRecord], JobRecord]) -> JobRecord:
@@ -226,7 +228,7 @@ def read(paths: RunPaths) -> JobRecord:
         if data is None:
             raise ValueError("it is not an object of JSON")
         there = {"run_dir": str(paths.root.absolute()), "run_id": paths.root.name}
-        return typed.of_schema(JobRecord, {**data, **there, "is_damaged": False}, SCHEMA)
+        return typed.of_schema(JobRecord, {**data, **there}, SCHEMA)
     except (OSError, ValueError) as error:
         raise ClusterrunError(
             f"cannot read {paths.record}", cause=str(error), hint="choose a run of this version"
@@ -245,7 +247,7 @@ def _unreadable(root: Path, written_at: float) -> JobRecord:
     blank |= {"job_id": JobId(), "name": root.parent.name, "run_id": root.name, "argv": ()}
     place = {"run_dir": str(root.absolute()), "workdir": str(root.parent.parent.parent)}
     blank |= {"slurm_cluster": None, "versions": {}, "cluster": Cluster.LOCAL}
-    return JobRecord(**{**blank, **place}, submitted_at=written_at, is_damaged=True)
+    return JobRecord(**{**blank, **place}, submitted_at=written_at)
 
 
 def link_job(runs_dir: RunsDir, job_id: JobId, paths: RunPaths) -> None:
@@ -324,36 +326,15 @@ def list_records(
 
 def count_namesakes(record: JobRecord) -> int:
     """Count the runs with a run's name in its directory of runs, without reading them."""
-    paths = record.paths
-    return sum(1 for _ in paths.root.parent.glob(f"*/{paths.record.name}"))
+    return sum(1 for _ in _record_files(record.runs_dir, record.name))
 
 
-def earlier_namesakes(record: JobRecord, limit: int) -> Iterator[JobRecord]:
-    """Yield the newest runs of a run's name that were submitted before it; read `limit` at most."""
-    paths = record.paths
-    found = [path.parent for path in paths.root.parent.glob(f"*/{paths.record.name}")]
-    others = [path for path in found if path != paths.root]
-    others.sort(key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in others[:limit]:
-        other = readable(path)
-        if other is not None and other.submitted_at < record.submitted_at:
-            yield other
-
-
-def newest_jobs(runs_dirs: Iterable[RunsDir], limit: int) -> list[tuple[JobId, JobRecord]]:
-    """Return the newest jobs by id, each with the run that its link points to.
-
-    Read one directory for each place, and at most `limit` records.
-    """
-    links = [
-        (job_id, Path(link.path))
-        for place in runs_dirs
-        for link in _entries(place.by_job)
-        if (job_id := JobId.read(link.name))
-    ]
-    links.sort(key=lambda link: link[0].number, reverse=True)
-    found = ((job_id, readable(_followed(path))) for job_id, path in links[:limit])
-    return [(job_id, record) for job_id, record in found if record is not None]
+def earlier_namesakes(record: JobRecord, limit: int) -> list[JobRecord]:
+    """Return the newest runs of a run's name that were submitted before it, `limit` at most."""
+    before = record.submitted_at
+    return list_records(
+        record.runs_dir, limit, name=record.name, of=lambda other: other.submitted_at < before
+    )
 
 
 def _entries(directory: Path) -> list[os.DirEntry[str]]:
@@ -458,13 +439,9 @@ def _by_name(text: str, runs_dirs: Sequence[RunsDir]) -> JobRecord | None:
     for runs_dir in runs_dirs:
         if newest := list_records(runs_dir, 1, name=text, of=lambda record: record.name == text):
             return newest[0]
-        named: dict[str, JobRecord] = {}
-        records = list_records(runs_dir, with_damaged=True)
-        for shape in ("{0.name}", "{0.run_id}", "{0.name}/{0.run_id}"):
-            for record in records:
-                named.setdefault(shape.format(record), record)
-        if text in named:
-            return _undamaged(named[text])
+        for record in list_records(runs_dir, with_damaged=True):
+            if text in (record.name, record.run_id, f"{record.name}/{record.run_id}"):
+                return _undamaged(record)
     return None
 
 

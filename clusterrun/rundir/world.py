@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from clusterrun.rundir import reading
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared import files
-from clusterrun.shared.files import write_whole
 
 SCHEMA = "clusterrun.world/1"
 MOST_RANKS = 1 << 12  # of a node
@@ -17,8 +15,8 @@ MOST_RANKS = 1 << 12  # of a node
 
 def write_world(paths: RunPaths, attempt: int, nodes: Sequence[str], procs_per_node: int) -> None:
     """Record the nodes of an attempt, in rank order. Raises OSError."""
-    world = {"schema": SCHEMA, "nodes": list(nodes), "procs_per_node": procs_per_node}
-    write_whole(paths.world(attempt), json.dumps(world) + "\n")
+    world = _World(nodes=tuple(nodes), procs_per_node=procs_per_node)
+    files.write_whole(paths.world(attempt), reading.as_text(world, SCHEMA))
 
 
 def read_world(paths: RunPaths, attempt: int) -> tuple[str, ...]:

@@ -246,8 +246,8 @@ def subtract(scanner: Scanner, record: JobRecord) -> int:
     """
     found = {each: shape_of(each.line.text, record.run_id) for each in doubtful(scanner)}
     usual: set[FoundSign] = set()
-    earlier = (each.paths for each in earlier_namesakes(record, _MOST_RECORDS))
-    for paths in islice(filter(_went_well, earlier), _MOST_RUNS if found else 0):
+    earlier = earlier_namesakes(record, _MOST_RECORDS) if found else []
+    for paths in islice(filter(_went_well, (each.paths for each in earlier)), _MOST_RUNS):
         lines = _all_printed(paths, paths.newest_attempt(), None, set())
         usual |= usual_among(found, ((line.text, paths.root.name) for line in lines))
         if usual == found.keys():

@@ -91,17 +91,13 @@ class Subject:
         self.refuse_other_cluster()
         if shell.find("scontrol") is None:
             raise UnknownError("scontrol was not found")
-        return slurm.controller(self._site)
+        return slurm.controller(self.plan)
 
-    @property
+    @cached_property
     def site(self) -> slurm.Site:
         """Slurm, for this job. Raises UnknownError if it can't answer."""
         if self.controller.severity is Severity.FAIL:
             raise UnknownError("slurmctld does not answer")
-        return self._site
-
-    @cached_property
-    def _site(self) -> slurm.Site:
         return slurm.Site(self.plan)
 
     def refuse_other_cluster(self) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -217,7 +217,7 @@ def _lay_out(resumption: Resumption, undo: ExitStack) -> None:
     """Move and write the files of the next attempt; `undo` reverts all of it."""
     paths, last = resumption.record.paths, resumption.status.attempt
     paths.attempt(last).mkdir(mode=0o700, parents=True, exist_ok=True)
-    undo.callback(set_aside(paths, resumption.start.newer))
+    _set_aside(paths, resumption.start.newer, undo)
     if resumption.prepared.bundle.files:
         _exchange(paths, resumption.prepared.bundle, last, undo)
     earlier = paths.earlier_end(last)
@@ -293,27 +293,15 @@ def choose(paths: RunPaths, text: str, names: re.Pattern[str] = ANY) -> StartPoi
     return StartPoint(checkpoint=checkpoint, newer=newer)
 
 
-def set_aside(paths: RunPaths, newer: tuple[Path, ...]) -> Callable[[], None]:
-    """Move checkpoints out of the training's way; return a function that moves them back."""
-    if not newer:
-        return lambda: None
+def _set_aside(paths: RunPaths, newer: tuple[Path, ...], undo: ExitStack) -> None:
+    """Move checkpoints out of the training's way."""
     place = paths.checkpoints_dir / f"set-aside-{time.strftime('%Y%m%d-%H%M%S')}"
-    place.mkdir(mode=0o700)
-    moved: list[Path] = []
-
-    def back() -> None:
-        for path in moved:
-            (place / path.name).rename(path)
-        place.rmdir()
-
-    try:
-        for path in newer:
-            path.rename(place / path.name)
-            moved.append(path)
-    except BaseException:
-        back()
-        raise
-    return back
+    if newer:
+        place.mkdir(mode=0o700)
+        undo.callback(place.rmdir)
+    for path in newer:
+        kept = path.rename(place / path.name)
+        undo.callback(kept.rename, path)
 
 
 # A new run

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from clusterrun.backends.slurm.outlook import NodeRequest, of_nodes, of_reservations, request_of
-from clusterrun.backends.slurm.reasons import ChangeKind, FactKind, Outlook, Sooner, Use
+from clusterrun.backends.slurm.reasons import FactKind, Outlook, Sooner, Use
 from clusterrun.backends.slurm.site import NodeGroup, node_groups, parse_sinfo
 from clusterrun.backends.status import JobStatus
 from clusterrun.launch.plan import Directive
@@ -41,18 +41,18 @@ def kinds(found: Outlook) -> list[FactKind]:
 
 
 def partition(name: str, idle: int, limit_s: int | None = None) -> Sooner:
-    return Sooner(kind=ChangeKind.PARTITION, partition=name, idle=idle, limit_s=limit_s)
+    return Sooner(partition=name, idle=idle, limit_s=limit_s)
 
 
 DAY = 86_400
-FEWER = Sooner(kind=ChangeKind.NODES, idle=1, nodes=1)
+FEWER = Sooner(idle=1, nodes=1)
 SHORT = partition("short", 6, 3600)
 LONG = partition("long", 3)
 
 
 def test_what_would_start_sooner() -> None:
-    day = Sooner(kind=ChangeKind.TIME, limit_s=DAY)
-    five = Sooner(kind=ChangeKind.NODES, idle=5, nodes=5)
+    day = Sooner(limit_s=DAY)
+    five = Sooner(idle=5, nodes=5)
     table: list[tuple[dict[str, object], tuple[Sooner, ...]]] = [
         ({"limit_s": 3600}, (FEWER, partition("short", 6), LONG)),
         ({"limit_s": None}, (day, replace(FEWER, limit_s=DAY), LONG, SHORT)),
@@ -161,7 +161,7 @@ def test_a_reservation_ahead_is_named_with_a_limit_that_ends_before_it() -> None
     (fact,) = outlook.facts
     assert (fact.kind, fact.detail, fact.state) == (FactKind.RESERVATION, "maint", "maintenance")
     assert (fact.nodes, fact.start, fact.end) == ("node[3-4]", 10000.0, 13600.0)
-    assert outlook.sooner == (Sooner(kind=ChangeKind.TIME, limit_s=5700),)
+    assert outlook.sooner == (Sooner(limit_s=5700),)
     assert of_reservations(replace(ASKED, limit_s=5000), RESERVATIONS, now=4000.0) == Outlook()
     short = replace(ASKED, partitions=("short",), limit_s=60)
     active = of_reservations(short, RESERVATIONS, now=4000.0)

@@ -105,7 +105,7 @@ def test_jobs_are_offered_newest_first_and_no_scheduler_is_asked(
     assert [item.help for item in _items("status", "")][:2] == ["llama3-sft", "pretrain  COMPLETED"]
     assert _items("logs", "./")[0].type == "file"
     limits: list[int] = []
-    monkeypatch.setattr(record, "newest_jobs", lambda _, limit: limits.append(limit) or [])
+    monkeypatch.setattr(record, "list_records", lambda _, limit: limits.append(limit) or [])
     assert _offered("status", "") == []
     assert 0 < max(limits) <= 20
 

@@ -314,7 +314,7 @@ def conduct(
     controller = Controller(paths, sent, pipe)
     try:
         notes = controller.assemble()
-        write_controller(paths, controller.job_id)
+        write_controller(paths)
         pipe.send(
             "answer",
             job_id=controller.job_id,

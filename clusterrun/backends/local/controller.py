@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterrun.backends.local import process
-from clusterrun.backends.local.backend import SCHEMA, VISIBLE, split_gpus
+from clusterrun.backends.local.backend import SCHEMA, VISIBLE, Controlling, split_gpus
 from clusterrun.errors import NodeExit
 from clusterrun.launch.plan import Plan
 from clusterrun.node.base.processes import adopt_orphans, die_with_parent, kill_descendants
@@ -30,6 +30,7 @@ from clusterrun.node.conductor.conductor import Conductor
 from clusterrun.node.conductor.host import Host, Signals
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.plan import read_plan
+from clusterrun.rundir.reading import as_text
 from clusterrun.rundir.record import register_run
 from clusterrun.rundir.request import Reason, write_request
 from clusterrun.shared.files import read_json, write_whole
@@ -43,24 +44,23 @@ def conduct(paths: RunPaths, plan: Plan, job_id: str, ready: Callable[[], None])
     """Run a job's conductor; call `ready` once the job can be found and cancelled."""
     signals = Signals()
     adopt_orphans()
-    write_controller(paths, job_id)
+    write_controller(paths)
     ready()
     host = LocalHost(paths, plan, job_id)
     Conductor(paths=paths, plan=plan, host=host, hear=signals.wait).run()
 
 
-def write_controller(paths: RunPaths, job_id: str) -> None:
-    """Record this process as the controller of a job."""
-    data = {
-        "schema": SCHEMA,
-        "job_id": job_id,
-        "pid": os.getpid(),
-        "identity": process.identity(os.getpid()),
-        "boot_id": process.boot_id(),
-        "host": socket.gethostname(),
-        "started_at": time.time(),
-    }
-    write_whole(paths.controller, json.dumps(data, indent=2) + "\n")
+def write_controller(paths: RunPaths) -> None:
+    """Record this process as the controller of a run."""
+    pid = os.getpid()
+    controller = Controlling(
+        pid=pid,
+        identity=process.identity(pid) or "",
+        boot_id=process.boot_id(),
+        host=socket.gethostname(),
+        started_at=time.time(),
+    )
+    write_whole(paths.controller, as_text(controller, SCHEMA))
 
 
 def amend_controller(paths: RunPaths, **fields: Any) -> None:

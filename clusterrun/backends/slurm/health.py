@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from clusterrun.backends.slurm.query import call
+from clusterrun.backends.slurm.query import printed
 from clusterrun.backends.slurm.reasons import Use
 from clusterrun.backends.slurm.site import NodeGroup, node_groups
 from clusterrun.errors import SchedulerUnreachableError, shortened
@@ -19,7 +19,6 @@ from clusterrun.shared.finding import Finding, fail, note, ok, skip
 from clusterrun.shared.hostlist import named
 from clusterrun.shared.wording import count
 
-ANSWER_S: Final = 3.0
 NHC: Final = "NHC:"
 REASON_LETTERS: Final = 100
 _LIST: Final = "list the partitions: sinfo -s"
@@ -27,16 +26,9 @@ _LIST: Final = "list the partitions: sinfo -s"
 
 @dataclass
 class Site:
-    """What a job may ask of Slurm; each answer is fetched once."""
+    """The partitions of Slurm, for a job."""
 
     plan: Plan
-
-    def shown(self, *words: str) -> str:
-        """Return what a command of Slurm prints. Raises SchedulerUnreachableError."""
-        done = call(self.plan.directive("clusters"), *words, tries=1, timeout_s=ANSWER_S)
-        if done.rc != 0:
-            raise SchedulerUnreachableError(f"{words[0]} failed", cause=done.stderr.strip()[:200])
-        return done.stdout
 
     @cached_property
     def groups(self) -> list[NodeGroup]:
@@ -51,11 +43,11 @@ class Site:
         return sorted({group.partition for group in self.groups if group.is_default})
 
 
-def controller(site: Site) -> Finding:
+def controller(plan: Plan) -> Finding:
     """Ask whether slurmctld answers."""
     name, later = "slurm.controller", "try again later; look at it with: scontrol ping"
     try:
-        lines = site.shown("scontrol", "ping").splitlines()
+        lines = printed(plan.directive("clusters"), "scontrol", "ping").splitlines()
     except SchedulerUnreachableError as error:
         return fail(name, f"slurmctld does not answer: {error.cause}", error.hint or later)
     up = [line for line in lines if line.endswith(" UP")]

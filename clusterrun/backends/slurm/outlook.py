@@ -17,7 +17,6 @@ from typing import Final
 from clusterrun.backends.slurm.query import pairs, parse_time
 from clusterrun.backends.slurm.reasons import (
     WAITS_FOR_REPAIR,
-    ChangeKind,
     Fact,
     FactKind,
     Outlook,
@@ -216,7 +215,7 @@ def _sooner(
     most_s = max(limits) if mine and len(limits) == len(mine) else None
     allowed_s = most_s if request.exceeds(most_s) else None
     if allowed_s and any(request.nodes <= request.most(_of(name, groups)) for name in own):
-        yield Sooner(kind=ChangeKind.TIME, limit_s=allowed_s)
+        yield Sooner(limit_s=allowed_s)
     if not request.is_exact:
         return
     idle = max(request.idle(_of(name, groups)) for name in own)
@@ -224,7 +223,7 @@ def _sooner(
     nodes = min(idle, most) - request.spare_nodes
     is_fewer = 0 < nodes < request.nodes - request.spare_nodes
     if is_fewer and code in ("Resources", "PartitionNodeLimit"):
-        yield Sooner(kind=ChangeKind.NODES, idle=idle, nodes=nodes, limit_s=allowed_s)
+        yield Sooner(idle=idle, nodes=nodes, limit_s=allowed_s)
     shared = {host for group in mine if code == "Priority" for host in group.hosts}
     found = []
     for name in dict.fromkeys(group.partition for group in groups if group not in mine):
@@ -232,8 +231,7 @@ def _sooner(
         idle, limit_s = request.idle(here, shared), here[0].limit_s
         if request.nodes <= min(idle, request.most(here)):
             shorter_s = limit_s if request.exceeds(limit_s) else None
-            kind = ChangeKind.PARTITION
-            found.append(Sooner(kind=kind, partition=name, idle=idle, limit_s=shorter_s))
+            found.append(Sooner(partition=name, idle=idle, limit_s=shorter_s))
     yield from sorted(found, key=lambda one: (one.limit_s is not None, -(one.idle or 0)))[:2]
 
 
@@ -262,5 +260,5 @@ def of_reservations(request: NodeRequest, text: str, now: float) -> Outlook:
     ahead = sorted(facts, key=lambda one: one.start or 0)[:MOST_REASONS]
     future = [one.start for one in ahead if one.start and one.start > now]
     limit_s = (int(min(future) - now) // STEP_S - 1) * STEP_S if future else 0
-    shorter = (Sooner(kind=ChangeKind.TIME, limit_s=limit_s),) if limit_s > 0 else ()
+    shorter = (Sooner(limit_s=limit_s),) if limit_s > 0 else ()
     return Outlook(facts=tuple(ahead), sooner=shorter)

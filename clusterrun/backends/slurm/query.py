@@ -30,6 +30,7 @@ SACCT_FIELDS = (
 )
 SEPARATOR = "|"
 FEW = 16
+TIMEOUT_S = 5.0
 CLOCK_SKEW_S = 3600.0
 YEAR_S = 365 * 86400  # what Slurm gives a job without a time limit at its start
 # Slurm keeps these reasons for waiting after a job was cancelled.
@@ -55,6 +56,14 @@ def call(
     cluster = [f"--clusters={slurm_cluster}"] if slurm_cluster else []
     environ = {**scrubbed(os.environ), "SLURM_TIME_FORMAT": "%s"}
     return shell.run([program, *cluster, *words], env=environ, tries=tries, timeout_s=timeout_s)
+
+
+def printed(slurm_cluster: str | None, program: str, *words: str) -> str:
+    """Return what a command prints, which is tried once. Raises SchedulerUnreachableError."""
+    done = call(slurm_cluster, program, *words, tries=1, timeout_s=TIMEOUT_S)
+    if done.rc != 0:
+        raise SchedulerUnreachableError(f"{program} failed", cause=done.stderr.strip())
+    return done.stdout
 
 
 def ask(

@@ -82,7 +82,7 @@ class Use(Enum):
     OUT = "down or drained"
 
 
-class FactKind(Enum):
+class FactKind(str, Enum):
     """What is known about a job that waits."""
 
     NODES = "nodes"
@@ -112,14 +112,6 @@ class Fact:
     end: float | None = None
 
 
-class ChangeKind(Enum):
-    """What could be changed about a request."""
-
-    NODES = "nodes"
-    TIME = "time"
-    PARTITION = "partition"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Sooner:
     """A change that may start the job sooner; `idle` nodes are free for it now.
@@ -127,11 +119,15 @@ class Sooner:
     Only what changes is set.
     """
 
-    kind: ChangeKind
     idle: int | None = None
     nodes: int | None = None
     limit_s: int | None = None
     partition: str = ""
+
+    @property
+    def kind(self) -> str:
+        """What changes: `partition`, `nodes` or only `time`."""
+        return "partition" if self.partition else "nodes" if self.nodes else "time"
 
 
 @dataclass(frozen=True, kw_only=True)

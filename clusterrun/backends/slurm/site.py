@@ -7,10 +7,11 @@ import dataclasses
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from clusterrun.backends import cache
-from clusterrun.backends.slurm.query import SEPARATOR, call, parse_clock
+from clusterrun.backends.slurm.query import SEPARATOR, parse_clock, printed
 from clusterrun.backends.slurm.reasons import Use
 from clusterrun.errors import SchedulerUnreachableError, SubmissionError, UsageError
 from clusterrun.launch.plan import Plan
@@ -19,7 +20,6 @@ from clusterrun.shared.durations import clock
 from clusterrun.shared.hostlist import parse_hostlist
 from clusterrun.shared.wording import count
 
-TIMEOUT_S: Final = 5.0
 _GPUS: Final = re.compile(r"\bgpu:(?:([^:,()]+):)?([0-9]+)")
 # What sinfo prints of the partitions that the user may see. The reason comes last: it is free text.
 _FIELDS: Final = {
@@ -92,12 +92,7 @@ def node_groups(slurm_cluster: str | None) -> list[NodeGroup]:
 def answer(slurm_cluster: str | None, program: str, *words: str) -> str:
     """Return what a command of Slurm prints, or printed in the last 10 s; "" if it fails."""
 
-    def ask() -> str:
-        done = call(slurm_cluster, program, *words, tries=1, timeout_s=TIMEOUT_S)
-        if done.rc != 0:
-            raise SchedulerUnreachableError(f"{program} failed", cause=done.stderr.strip())
-        return done.stdout
-
+    ask = partial(printed, slurm_cluster, program, *words)
     try:
         return cache.through((slurm_cluster or "", program, *words), cache.TTL_S, ask, str)
     except SchedulerUnreachableError:

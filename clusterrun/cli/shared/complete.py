@@ -101,15 +101,15 @@ def _matching(offered: Iterable[tuple[str, str]], incomplete: str) -> list[Compl
 def _jobs(*, only_active: bool) -> Iterator[tuple[str, str]]:
     """Yield ids, then names, with what the files record about them."""
     from clusterrun.rundir.outcome import read_end
-    from clusterrun.rundir.record import newest_jobs
+    from clusterrun.rundir.record import list_records
     from clusterrun.verbs.find import places_of_runs
 
     own, *others = places_of_runs()
-    found = newest_jobs([own], NEWEST_JOBS) or newest_jobs(others, NEWEST_JOBS)
+    found = list_records(own, NEWEST_JOBS)
     names: dict[str, str] = {}
-    for job_id, record in found:
-        end = read_end(record.paths)
-        if only_active and end is not None:
+    for record in found or [each for place in others for each in list_records(place, 1)]:
+        end, job_id = read_end(record.paths), record.job_id
+        if not job_id or (only_active and end is not None):
             continue
         names.setdefault(record.name, f"newest: {job_id}")
         name = record.name if re.match(_PLAIN, record.name) else ""

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
-from clusterrun.backends.slurm.reasons import ChangeKind, Fact, FactKind, Sooner
+from clusterrun.backends.slurm.reasons import Fact, FactKind, Sooner
 from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared import output
 from clusterrun.cli.shared.job_text import local_time, timestamp, where_or_why
@@ -57,10 +57,9 @@ def sooner(job: JobStatus) -> list[str]:
 
 
 def _why(change: Sooner) -> str:
-    idle = change.idle or 0
-    are = f"{count(idle, 'node')} {'is' if idle == 1 else 'are'} idle now"
-    if change.kind is ChangeKind.TIME:
+    if change.idle is None:
         return f"with a time limit of {clock(change.limit_s or 0)}"
+    are = f"{count(change.idle, 'node')} {'is' if change.idle == 1 else 'are'} idle now"
     where = f" in partition '{change.partition}'" if change.partition else ""
     limit = f", for at most {clock(change.limit_s)}" if change.limit_s else ""
     return f"{are}{where}{limit}"
@@ -108,11 +107,12 @@ def outlook_object(job: JobStatus) -> dict[str, Any]:
         }
         for fact in told
     ]
-    sooner = [{**_described(one), "command": command(one, job)} for one in changes]
+    sooner = [
+        {"kind": one.kind, **_described(one), "command": command(one, job)} for one in changes
+    ]
     return {"facts": facts, "sooner": sooner}
 
 
 def _described(what: Fact | Sooner) -> dict[str, Any]:
     """Return the fields; an empty text is unknown, as is None."""
-    fields = {name: None if value == "" else value for name, value in vars(what).items()}
-    return {**fields, "kind": what.kind.value}
+    return {name: None if value == "" else value for name, value in vars(what).items()}
