@@ -399,16 +399,12 @@ def _by_job_id(text: str, runs_dirs: Sequence[RunsDir]) -> JobRecord | None:
             f"{len(found)} jobs have the id {text}, but none in {runs_dirs[0].root}",
             hint=tuple(f"choose one by its directory: {record.run_dir}" for record in found[:5]),
         )
-    for runs_dir in () if found else runs_dirs:
-        run = _followed(runs_dir.job_link(job_id))
-        if RunPaths(root=run).record.exists() and readable(run) is None:
-            read(RunPaths(root=run))  # raises why
     return found[0] if found else None
 
 
 def _job_in(runs_dir: RunsDir, job_id: JobId, slurm_cluster: str | None) -> JobRecord | None:
-    linked = readable(_followed(runs_dir.job_link(job_id)))
-    candidates = [linked] if linked else []
+    linked = RunPaths(root=_followed(runs_dir.job_link(job_id)))
+    candidates = [read(linked)] if linked.record.exists() else []
     if slurm_cluster or not candidates:  # the link points to the newest run with the id
         candidates += list_records(runs_dir)
     for record in candidates:

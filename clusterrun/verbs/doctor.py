@@ -23,6 +23,7 @@ from clusterrun.health.gpu_answer import LONG_S, GpuAnswer
 from clusterrun.health.node import Needs, all_looks, quick_looks
 from clusterrun.launch.facts import Interpreter
 from clusterrun.launch.inputs import interpreter_problem, is_certain, runs_in_container
+from clusterrun.launch.plan import Plan
 from clusterrun.shared import shell
 from clusterrun.shared.finding import Finding, Severity, bad, fail, note, ok, skip
 from clusterrun.shared.wording import count, dotted
@@ -93,12 +94,12 @@ class Subject:
             raise UnknownError("scontrol was not found")
         return slurm.controller(self.plan)
 
-    @cached_property
-    def site(self) -> slurm.Site:
-        """Slurm, for this job. Raises UnknownError if it can't answer."""
+    @property
+    def queued(self) -> Plan:
+        """The plan, for a Slurm that answers. Raises UnknownError if it does not."""
         if self.controller.severity is Severity.FAIL:
             raise UnknownError("slurmctld does not answer")
-        return slurm.Site(self.plan)
+        return self.plan
 
     def refuse_other_cluster(self) -> None:
         """Raise UnknownError if the job does not run on Slurm."""
@@ -214,9 +215,9 @@ _OF_JOB: Final[dict[str, Probe]] = {
         Path(job.plan.runs_dir), is_shared=bool(job.plan.cluster.scheduler.shares_files)
     ),
     "slurm.controller": lambda job: job.controller,
-    "slurm.partition": lambda job: slurm.partition(job.site),
-    "slurm.nodes": lambda job: slurm.nodes(job.site),
-    "slurm.limits": lambda job: slurm.limits(job.site),
+    "slurm.partition": lambda job: slurm.partition(job.queued),
+    "slurm.nodes": lambda job: slurm.nodes(job.queued),
+    "slurm.limits": lambda job: slurm.limits(job.queued),
     "slurm.submit": _submit,
 }
 

@@ -66,17 +66,10 @@ def locate(job: Which | None) -> JobRecord:
                 hint="choose another run; clusterrun list shows them",
             )
         return records.read(paths)
-    if record := at_path(job):
-        return record
-    return records.resolve_job(job, places_of_runs())
-
-
-def at_path(job: str | None) -> JobRecord | None:
-    """Return the run that a path names, without looking for the directories of runs."""
-    if job is not None and job.startswith(_PATHS):
+    if job and job.startswith(_PATHS):  # without a look for the directories of runs
         with contextlib.suppress(JobNotFoundError):
             return records.resolve_job(job, ())
-    return None
+    return records.resolve_job(job, places_of_runs())
 
 
 def is_elsewhere(record: JobRecord) -> bool:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Final
 
 from clusterrun.backends.slurm.query import printed
@@ -22,25 +20,6 @@ from clusterrun.shared.wording import count
 NHC: Final = "NHC:"
 REASON_LETTERS: Final = 100
 _LIST: Final = "list the partitions: sinfo -s"
-
-
-@dataclass
-class Site:
-    """The partitions of Slurm, for a job."""
-
-    plan: Plan
-
-    @cached_property
-    def groups(self) -> list[NodeGroup]:
-        """The nodes of all partitions."""
-        return node_groups(self.plan.directive("clusters"))
-
-    @cached_property
-    def partitions(self) -> list[str]:
-        """The partitions that the job may run in: those it names, or the default one."""
-        if named := self.plan.directive("partition"):
-            return named.split(",")
-        return sorted({group.partition for group in self.groups if group.is_default})
 
 
 def controller(plan: Plan) -> Finding:
@@ -60,39 +39,47 @@ def controller(plan: Plan) -> Finding:
     return ok(name, up[0])
 
 
-def partition(site: Site) -> Finding:
+def _partitions(plan: Plan) -> dict[str, list[NodeGroup]]:
+    """Return the nodes of the partitions that the job may run in: those it names, or the default.
+
+    Slurm is asked once for all checks.
+    """
+    every, asked = node_groups(plan.directive("clusters")), plan.directive("partition")
+    default = sorted({group.partition for group in every if group.is_default})
+    names = asked.split(",") if asked else default
+    return {name: [group for group in every if group.partition == name] for name in names}
+
+
+def partition(plan: Plan) -> Finding:
     """Look for the partition of the job, and whether it is up."""
-    name = "slurm.partition"
-    if not site.groups:
+    name, here = "slurm.partition", _partitions(plan)
+    known = sorted({group.partition for group in node_groups(plan.directive("clusters"))})
+    if not known:
         return skip(name, "sinfo did not answer")
-    known = sorted({group.partition for group in site.groups})
-    if not site.partitions:
+    if not here:
         text = "there is no default partition"
         return fail(name, text, f"name one with --partition: {', '.join(known)}")
-    if missing := [each for each in site.partitions if each not in known]:
+    if missing := [each for each, groups in here.items() if not groups]:
         text = f"there is no partition '{missing[0]}'"
         return fail(name, text, f"choose one with --partition: {', '.join(known)}")
-    up = [group for group in _groups(site) if group.is_up]
-    named = ", ".join(site.partitions)
+    up = [group for groups in here.values() for group in groups if group.is_up]
+    named = ", ".join(here)
     if not up:
         return fail(name, f"partition {named} is down", _LIST)
     return ok(name, f"{named} is up, with {count(sum(group.count for group in up), 'node')}")
 
 
-def _groups(site: Site) -> list[NodeGroup]:
-    return [group for group in site.groups if group.partition in site.partitions]
-
-
-def nodes(site: Site) -> Finding:
+def nodes(plan: Plan) -> Finding:
     """Count the nodes of the job's partition that are down or drained, with their reasons."""
-    name, groups, wanted = "slurm.nodes", _groups(site), _nodes(site.plan)
+    name, here, wanted = "slurm.nodes", _partitions(plan), _nodes(plan)
+    groups = [group for each in here.values() for group in each]
     if not groups:
         return skip(name, "the partition is unknown")
     every, out = _hosts(groups), _hosts(group for group in groups if group.use is Use.OUT)
-    partition = ",".join(site.partitions)
+    partition = ",".join(here)
     if not out:
         return ok(name, f"no node of {partition} is down or drained, of {len(every)}")
-    left = max(len(_hosts(x for x in groups if x.partition == p) - out) for p in site.partitions)
+    left = max(len(_hosts(each) - out) for each in here.values())
     text = f"{len(out)} of {count(len(every), 'node')} are down or drained: {_reasons(groups)}"
     if left < wanted <= len(every):
         text = f"{text}; {left} are left for a job of {wanted}"
@@ -120,17 +107,17 @@ def _reasons(groups: Iterable[NodeGroup]) -> str:
     return some([f"{text} ({named([*hosts])})" for text, hosts in ordered], 3)
 
 
-def limits(site: Site) -> Finding:
+def limits(plan: Plan) -> Finding:
     """Compare the nodes, time and GPUs of the job with what its partition allows."""
-    name, groups = "slurm.limits", _groups(site)
-    if not groups:
+    name, here = "slurm.limits", _partitions(plan)
+    if not any(here.values()):
         return skip(name, "the partition is unknown")
-    found = {each: list(_excess(site.plan, groups, each)) for each in site.partitions}
+    found = {each: list(_excess(plan, groups, each)) for each, groups in here.items()}
     if all(found.values()):
         text, hint = next(iter(found.values()))[0]
         return fail(name, text, hint)
     fits = next(each for each, faults in found.items() if not faults)
-    asked = count(_nodes(site.plan), "node")
+    asked = count(_nodes(plan), "node")
     return ok(name, f"{fits} allows {asked}, and the time and GPUs of this job")
 
 
@@ -139,9 +126,8 @@ def _nodes(plan: Plan) -> int:
     return int(text) if text.isdecimal() else plan.nodes
 
 
-def _excess(plan: Plan, groups: list[NodeGroup], name: str) -> Iterator[tuple[str, str]]:
+def _excess(plan: Plan, here: list[NodeGroup], name: str) -> Iterator[tuple[str, str]]:
     """Yield what the job asks beyond a partition, with a hint."""
-    here = [group for group in groups if group.partition == name]
     nodes, wanted = sum(group.count for group in here), _nodes(plan)
     most = min(filter(None, (nodes, here[0].most_nodes if here else None)), default=0)
     if wanted > most:
