@@ -15,6 +15,7 @@ from clusterrun.backends import cache
 from clusterrun.backends.base import PerhapsSubmittedError, SchedulerJob, Submission, Where
 from clusterrun.backends.environment import scrubbed
 from clusterrun.backends.slurm import query as slurm_query
+from clusterrun.backends.slurm.query import find_by_command
 from clusterrun.errors import (
     ClusterrunError,
     JobNotFoundError,
@@ -129,7 +130,7 @@ class SlurmBackend:
         """
         at, job_id = self._on(submission.slurm_cluster or self.slurm_cluster), submission.job_id
         try:
-            at._scontrol("release", job_id)
+            at.scontrol("release", job_id)
         except BaseException as error:
             at.cancel([job_id])
             if not isinstance(error, ClusterrunError):
@@ -182,11 +183,8 @@ class SlurmBackend:
         if done.rc != 0:
             raise ClusterrunError(f"cannot signal job {job_id}", cause=done.stderr.strip())
 
-    def update(self, job_id: str, setting: str) -> None:
-        """Change a pending job by a setting of `scontrol update`. Raises ClusterrunError."""
-        self._scontrol("update", f"JobId={job_id}", setting)
-
-    def _scontrol(self, *words: str) -> None:
+    def scontrol(self, *words: str) -> None:
+        """Run scontrol. Raises ClusterrunError if Slurm refuses."""
         done = slurm_query.call(self.slurm_cluster, "scontrol", *words)
         if done.rc != 0:
             cause = done.stderr.strip()
@@ -205,15 +203,12 @@ class SlurmBackend:
         for pause_s in (0.0, LOOK_AGAIN_S):
             time.sleep(pause_s)
             try:
-                job_id = self._find(paths, known)
+                job_id = find_by_command(str(paths.root), self.slurm_cluster, known=known)
             except SchedulerUnreachableError:
                 break
             if job_id is not None:
                 return Submission(job_id=job_id, slurm_cluster=self.slurm_cluster)
         raise _uncertain(what, paths, error.cause) from error
-
-    def _find(self, paths: RunPaths, known: Collection[str]) -> JobId | None:
-        return slurm_query.find_by_command(str(paths.root), self.slurm_cluster, known=known)
 
     def _withdraw(self, paths: RunPaths, known: Collection[str]) -> None:
         """Cancel the job that an interrupted submission may have queued.
@@ -221,7 +216,7 @@ class SlurmBackend:
         Raises PerhapsSubmittedError if it may still be in the queue.
         """
         try:
-            job_id = self._find(paths, known)
+            job_id = find_by_command(str(paths.root), self.slurm_cluster, known=known)
             if job_id is not None:
                 with contextlib.suppress(JobNotFoundError):
                     self.cancel([job_id])

@@ -36,7 +36,7 @@ def submit_successor(
             raise ClusterrunError(f"all {record.chain_length} jobs of the chain are used")
         job_id = record.chained_job_ids[0]
         if exclude:
-            backend.update(job_id, f"ExcNodeList={exclude}")
+            backend.scontrol("update", f"JobId={job_id}", f"ExcNodeList={exclude}")
         records.update(record.paths, lambda now: records.continued_by(now, job_id))
         return job_id
     # Slurm keeps the job of a lost node for minutes. The successor excludes that node and need
