@@ -27,6 +27,7 @@ from clusterrun.node.base.identity import identity
 from clusterrun.node.base.ports import candidate_ports, free_port, listening_socket
 from clusterrun.node.forward.spool import Spool
 from clusterrun.node.watch.ranks import Ranks
+from clusterrun.shared.shell import Completed
 from tests.patience import wait_for
 
 
@@ -164,8 +165,10 @@ def test_slurms_number_counts_where_no_device_is_named_and_then_the_drivers(
     assert preparation.visible_gpus({}, answer(H100, T4)) == 2
     assert preparation.visible_gpus({}, answer(absent="no driver")) is None
     assert preparation.gpu_capabilities({}, answer(H100, T4)) == ((9, 0), (7, 5))
+    done = Completed(rc=0, stdout="a warning\n[[9, 0], [8, 0]]\n", stderr="")  # torch's, apart
+    monkeypatch.setattr(preparation.shell, "run_once", lambda *_: done)
     for unknown in (answer(absent="no driver"), answer(H100, {}), answer(H100, problem="it hangs")):
-        assert preparation.gpu_capabilities({}, unknown) == ()
+        assert preparation.gpu_capabilities({}, unknown) == ((9, 0), (8, 0))
 
 
 TREE = "sleep 60 & (sleep 61 & exec sleep 62) & wait"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -32,12 +34,19 @@ from clusterrun.node.forge.launcher_variables import Variables
 from clusterrun.node.forward.spool import Spool
 from clusterrun.node.link.handshake import Realm
 from clusterrun.rundir.world import write_world
+from clusterrun.shared import shell
 from clusterrun.shared.descriptors import needed_descriptors, raise_descriptor_limit
 from clusterrun.shared.installed import own_version
 from clusterrun.shared.wording import count, missing_text
 
 JOIN_S, JOIN_NODE_S = 15.0, 0.03  # for nodes that are checked, and more for each node
 START_MOST_S = 60.0  # the longest start that is taken into account
+TORCH_ANSWER_S = 300  # a cold import from a busy shared file system
+_ASK_TORCH = """
+import sys; sys.path[:] = filter(None, sys.path)
+import json, torch
+print(json.dumps([torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())]))
+"""
 Capabilities = tuple[tuple[int, int], ...]
 
 
@@ -102,9 +111,24 @@ def gpu_capabilities(env: Mapping[str, str], asked: GpuAnswer) -> Capabilities:
     if visible_gpus(env, asked) == 0:
         return ()
     found = [(gpu.capability or (0, 0)) for gpu in asked.any.gpus]
-    if (0, 0) in found or asked.any.problem:
-        return ()
+    if not found or (0, 0) in found or asked.any.problem:
+        return _torch_capabilities()
     return tuple((major, minor) for major, minor in found)
+
+
+def _torch_capabilities() -> Capabilities:
+    """Ask torch in a child process: the agent must never hold a CUDA context.
+
+    Raises NodeError if that takes too long; the node may still be fit.
+    """
+    done = shell.run_once([sys.executable, "-c", _ASK_TORCH], TORCH_ANSWER_S)
+    if done.rc == shell.TIMED_OUT:
+        text = f"{socket.gethostname()}: importing torch took more than {TORCH_ANSWER_S} s"
+        raise NodeError(NodeExit.RENDEZVOUS_FAILED, text)
+    with contextlib.suppress(ValueError, IndexError):
+        rows = json.loads(done.stdout.splitlines()[-1])
+        return tuple((int(major), int(minor)) for major, minor in rows)
+    return ()
 
 
 def link_place(attempt: Attempt) -> tuple[Identity, Realm, tuple[int, ...], float]:
