@@ -241,7 +241,7 @@ def test_status_shows_what_failed_in_preflight(here: CommandLine) -> None:
         "hint": "make room",
     }
     events(root, {"type": "started"})
-    events(root, {"type": "preflight", "findings": [{"nodes": "node18", **check}]})
+    events(root, {"type": "preflight", "findings": [{"nodes": ["node18"], **check}]})
     line = "preflight  node18: node.tmp: only 0.0 GiB are free; hint: make room\n"
     assert line in here("status", "4711").out
     answer = json.loads(here("status", "4711", "--json").out)

@@ -165,7 +165,7 @@ def test_jobs(here: CommandLine) -> None:
     printed.add("status", "--json", schema="clusterrun.status/1")
     queue(here, running())
     step = {"type": "step", "step": 40, "total": 100, "metrics": {"loss": 2.5}}
-    check = {"nodes": "node18", "id": "node.tmp", "status": "fail", "text": "full", "hint": "x"}
+    check = {"nodes": ["node18"], "id": "node.tmp", "status": "fail", "text": "full", "hint": "x"}
     events(root, {"type": "preflight", "findings": [check]})
     events(root, {"type": "step", "step": 10, "total": 100}, step | {"ts": 11.0})
     outcome(root, next=Next.RELAUNCH, why="a checkpoint was saved", exclude=("node18",))

@@ -420,7 +420,7 @@ def test_a_node_that_fails_preflight_is_named_and_trains(stub_job: Make) -> None
     assert job.wait() == [0, 0]
     assert f"clusterrun: preflight: local1: {SHM}" in job.errors()
     (found,) = job.events("preflight")[0]["findings"]
-    assert (found["nodes"], found["id"], found["status"]) == ("local1", "node.shm", "fail")
+    assert (found["nodes"], found["id"], found["status"]) == (["local1"], "node.shm", "fail")
     assert job.events("preflight")[0]["node"] == "local0"
     assert json.loads(job.paths.outcome(1).read_text())["unfit"] == ["local1"]
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cluster.cluster import Cluster
-from tests.road import Project
 from tests.slurm.test_backend import (
     test_a_refusal_is_told_in_sbatchs_words_and_leaves_nothing,
     test_a_requeued_job_waits_and_says_so_and_is_not_over,
@@ -44,14 +43,3 @@ def _cluster(newer_cluster: Cluster) -> Iterator[Cluster]:
     yield newer_cluster
     newer_cluster.run(["scancel", "--me"])
     newer_cluster.wait_no_processes(30)
-
-
-# Fields that a newer scontrol shows behind the name of the output file.
-@pytest.mark.parametrize("option", ["--oom-kill-step=0", "--gres-flags=disable-binding"])
-def test_the_output_of_another_tools_job_is_found(
-    cluster: Cluster, here: Project, option: str
-) -> None:
-    files = ("-D", str(here.path), "-o", "my train.log", "-e", "train.err")
-    job_id = cluster.sbatch(*files, option, "--wrap", "echo hi")
-    assert cluster.wait_job(job_id) == "COMPLETED"
-    assert here.ok("logs", job_id, "--prefix", "none") == "hi\n"

@@ -124,8 +124,7 @@ class Leader:
         for each in failed:
             say_on_stderr(f"preflight: {each}")
         if failed:
-            data = [{**each.to_data(), "nodes": named(each.nodes)} for each in failed]
-            self._journal.event("preflight", findings=data)
+            self._journal.event("preflight", findings=[each.to_data() for each in failed])
         if failed and self._plan.preflight is Preflight.ENFORCE:
             names = ", ".join(f"{each.id} on {named(each.nodes)}" for each in failed)
             text = f"preflight failed: {names}"
