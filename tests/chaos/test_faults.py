@@ -24,7 +24,7 @@ Undisturbed = Callable[[int], Reference]
 
 # Each is another way from a fault to the next attempt; the long form has the others (a cancel
 # with a checkpoint is in tests/slurm/test_resume.py too).
-SHORT = {"rank killed", "first node killed"}
+SHORT = {"rank killed", "node killed"}
 CASES = [
     pytest.param(fault, id=name, marks=() if name in SHORT else pytest.mark.long)
     for name, fault in FAULTS.items()
