@@ -190,8 +190,20 @@ def test_what_can_not_be_written_is_said_once(pair: Pair) -> None:
     (pair.home.root / "logs").touch()
     for _ in range(2):
         pair.receiver.take(part("logs/a1/gpu2.log"))
+    pair.receiver.take(part("events/gpu2.jsonl"))  # it may point into the log
+    assert copied(pair.home.root) == {"logs": b""}
     assert len(pair.said) == 1
     assert pair.receiver.wants() is None
+
+
+def test_a_home_that_rounds_times_of_change_gets_a_file_once(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    utime = os.utime
+    rounded = lambda path, ns: utime(path, ns=tuple(n // 10**9 * 10**9 for n in ns))  # noqa: E731
+    monkeypatch.setattr(mirror.os, "utime", rounded)
+    pair.append(pair.host.flight_dumps(1, NODE), b"dump")
+    assert [pair.move(), pair.move()] == [1, 0]
 
 
 def test_a_pipe_on_the_host_is_not_read(pair: Pair) -> None:

@@ -424,6 +424,17 @@ def test_slurms_warning_is_a_request_to_the_head(scene: Scene) -> None:
     assert read_request(scene.paths.request(1)) is Reason.TIME_LIMIT
 
 
+def test_a_warning_waits_for_room_on_the_disk(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, tries = module.write_request, count()
+    monkeypatch.setattr(module, "write_request", lambda *of: next(tries) and write(*of))
+    scene.attempts = [(3 * module.ROOM_POLL_S, 0)]
+    scene.at(0.5, signal.SIGUSR2)
+    assert scene.run() == 0
+    assert read_request(scene.paths.request(1)) is Reason.TIME_LIMIT
+
+
 def test_a_warning_is_passed_on_to_the_attempt_that_follows(scene: Scene) -> None:
     scene.decisions = [RELAUNCH]
     scene.at(0.5, signal.SIGUSR2)

@@ -16,6 +16,7 @@ from tests.node.test_forge import FRESH, HELLO, ROOT, Make
 SETS = {
     'os.environ["OMP_NUM_THREADS"] = "3"': ["OMP_NUM_THREADS"],
     'from os import environ as e; e["TORCH_LOGS"] = "dynamo"': ["TORCH_LOGS"],
+    'e: dict = os.environ\ne["OMP_NUM_THREADS"] = "3"': ["OMP_NUM_THREADS"],
     'os.environ |= {"OMP_NUM_THREADS": "2"}': ["OMP_NUM_THREADS"],
     'del os.environ["OMP_NUM_THREADS"]': ["OMP_NUM_THREADS"],
     'os.environ.setdefault("PYTORCH_JIT", "0")': ["PYTORCH_JIT"],

@@ -241,8 +241,17 @@ def test_the_quickest_ping_counts() -> None:
         assert Offset(offset_us=offset_us, rtt_us=rtt_us).is_certain is is_certain
 
 
-async def test_a_node_that_leaves_before_the_launch_is_named_at_once(tmp_path: Path) -> None:
-    nodes = Nodes(tmp_path)
+@pytest.mark.parametrize("have_all_joined", [False, True])
+async def test_a_node_that_leaves_before_the_launch_is_named_at_once(
+    tmp_path: Path, have_all_joined: bool
+) -> None:
+    nodes = Nodes(tmp_path, nodes=2 if have_all_joined else 3)
+
+    async def prepare() -> None:
+        while have_all_joined and not any(peer.is_gone for peer in nodes.head._peers.values()):
+            await asyncio.sleep(0.01)
+
+    nodes.head._prepare = prepare
     meeting = asyncio.ensure_future(nodes.head.meet(report(0)))
     channel = await nodes.members[0]._join(report(1), time.monotonic() + 10 * patience())
     await channel.close()

@@ -84,7 +84,10 @@ class HostsBackend(LocalBackend):
         if answer.refused:
             first.close(STOP_S)
             raise _error_of(answer.refused)
-        first.send("go")
+        try:
+            first.pipe.send("go")
+        except (OSError, ValueError) as error:
+            raise first.explained() from error
         with contextlib.suppress(KeyboardInterrupt):  # the job runs: its id must be recorded
             first.close(STOP_S)
         remember_number(answer.job_id.number)
@@ -114,7 +117,7 @@ class HostsBackend(LocalBackend):
         host = plan.hosts[0] if plan.cluster.scheduler.outlives_shell else controller.host
         argv = openssh.ssh(host, ("kill", f"-{int(number)}", str(controller.pid)))
         done = shell.run_once(argv, STOP_S)
-        if done.rc in (openssh.SSH_FAILED, shell.TIMED_OUT):
+        if done.rc and "no such process" not in done.stderr.lower():
             raise openssh.silent(host, done.stderr)
 
     def _is_elsewhere(self, controller: Controlling) -> bool:

@@ -56,7 +56,6 @@ class HostsStep:
 
         Raises ClusterrunError if too few hosts can be used.
         """
-        self.host.keep_alive()
         now = time.monotonic()
         if not self.links and now < self.kill_by:
             self.links = self.host.begin(self.attempt, self.excluded)
@@ -184,10 +183,11 @@ class HostsHost(Host):
             with contextlib.suppress(OSError):
                 os.utime(self.paths.controller)
         apart = [link for link in self.links if link.is_apart and not link.is_lost]
-        if apart and (orders := mirror.orders(self.paths)) != self._orders:
-            self._orders = orders
-            for link in apart:
-                link.send("orders", files=orders)
+        with contextlib.suppress(OSError):  # a request may be replaced just now
+            if apart and (orders := mirror.orders(self.paths)) != self._orders:
+                self._orders = orders
+                for link in apart:
+                    link.send("orders", files=orders)
 
     def _watch_shell(self) -> None:
         """Save and end the run if the allocation's shell is gone: the allocation has ended."""

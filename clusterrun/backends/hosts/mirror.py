@@ -12,7 +12,7 @@ import shutil
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
 from pathlib import Path
@@ -61,6 +61,7 @@ class Receiver:
     say: Callable[[str], None]
     _retry_at: float = 0.0
     _is_full: bool = False
+    _received: Files = field(default_factory=dict)  # the home's disk may round times of change
 
     def wants(self) -> dict[str, Any] | None:
         """Return what `news` needs; None while the disk is full."""
@@ -69,7 +70,7 @@ class Receiver:
         ways, root = self._ways(), self.root
         grows = {path: files.size_of(root / path) for path in ways if ways[path] is _Way.GROWS}
         others = {
-            path: _changed(root / path)
+            path: self._received.get(path) or _changed(root / path)
             for path, way in ways.items()
             if way is _Way.WHOLE or (way is _Way.FIRST and not (root / path).exists())
         }
@@ -81,6 +82,8 @@ class Receiver:
         way, path = self._ways().get(name), self.root / name
         if way is None:
             raise RefusedError(f"a host sent {name!r}, which is not its own")
+        if time.monotonic() < self._retry_at:
+            return  # nothing may point into a log that is behind
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             if way is _Way.GROWS:
@@ -88,6 +91,7 @@ class Receiver:
             elif way is _Way.WHOLE:
                 files.write_whole(path, frame.data)
                 os.utime(path, ns=(at, at))
+                self._received[name] = at
             else:
                 with contextlib.suppress(FileExistsError):
                     files.create(path, frame.data)

@@ -308,7 +308,8 @@ class Connection:
         try:
             return process.wait(within_s)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # setup lines may hang
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # setup lines may hang
             return process.wait()
         finally:
             self.is_lost = True

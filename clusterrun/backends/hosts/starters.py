@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
+from functools import cache
 
 from clusterrun.backends.environment import scrubbed
 from clusterrun.backends.hosts import openssh, start
@@ -60,8 +61,13 @@ def _srun(name: str, environ: Mapping[str, str]) -> list[str]:
     ]
 
 
+@cache
+def _flux_hosts() -> tuple[str, ...]:
+    return tuple(parse_hostlist(shell.run(FLUX_HOSTS).stdout.strip()))
+
+
 def _flux_rank(name: str) -> int:
-    ranks = parse_hostlist(shell.run(FLUX_HOSTS).stdout.strip())
+    ranks = _flux_hosts()
     if name not in ranks:
         known = ", ".join(dict.fromkeys(ranks))
         raise SubmissionError(f"{name} is not in this Flux instance", hint=f"it has {known}")

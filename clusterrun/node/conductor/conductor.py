@@ -23,7 +23,7 @@ from clusterrun.node.conductor.host import Host, Step, held
 from clusterrun.rundir.claims import followed_by, pass_on, take_attempt
 from clusterrun.rundir.outcome import Next, write_end
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.request import Reason, write_request
+from clusterrun.rundir.request import Reason, read_request, write_request
 from clusterrun.shared.state import JobState
 
 if TYPE_CHECKING:
@@ -106,7 +106,6 @@ class Conductor:
             self._register()
             return Finish(state=JobState.FAILED, code=int(Exit.USAGE))
         self._take()
-        self.paths.end.unlink(missing_ok=True)  # an earlier attempt's
         self._limit_time()
         self.due[self._register] = self.clock() + self.host.register_after_s
         self.due[self._load] = self.clock() + LOAD_S
@@ -150,6 +149,7 @@ class Conductor:
             say_on_stderr(f"cannot write to {self.paths.attempts_dir}: {error}")
             raise _OverError(Finish(state=JobState.FAILED, code=1)) from error
         self.attempt = number
+        self.paths.end.unlink(missing_ok=True)  # an earlier attempt's
 
     def _run_step(self) -> None:
         """Run the attempt, in a new step unless the agents that rested have taken it."""
@@ -323,6 +323,7 @@ class Conductor:
 
     def _wait(self, seconds: float) -> None:
         """Wait at most `seconds` for signals; handle them, then do what is due."""
+        self.host.keep_alive()
         for number in self.hear(seconds):
             self._handle(number)
         for deed, at in list(self.due.items()):
@@ -343,7 +344,9 @@ class Conductor:
         """Have the ranks save and exit: the time limit is near, or a person requests it."""
         self.time_is_short = True
         if self.attempt:  # the head looks for requests
-            write_request(self.paths.request(self.attempt), Reason.TIME_LIMIT)
+            write_request(path := self.paths.request(self.attempt), Reason.TIME_LIMIT)
+            if read_request(path) is None:  # the disk is full
+                self.due[self._warn] = self.clock() + ROOM_POLL_S
 
     def _terminate(self) -> None:
         """End the job for Slurm, a person, or the time limit."""

@@ -62,6 +62,10 @@ class Host(Protocol):
         """Return whether the scheduler answers."""
         return True
 
+    def keep_alive(self) -> None:
+        """Show readers on other machines that this process lives; called at each wait."""
+        return
+
     def was_requeued(self) -> bool:
         """Return whether somebody, such as the script itself, has requeued this job."""
         return False

@@ -137,9 +137,10 @@ class _Meanings:
 
     def __init__(self, nodes: Nodes) -> None:
         self._environ, self._loaders = {"environ", "environb"}, {*_LOADERS}
-        pairs: list[tuple[str | None, ast.AST]] = [
+        pairs: list[tuple[str | None, ast.AST | None]] = [
             *((n.asname, n) for n in nodes if isinstance(n, ast.alias)),
             *((_name(n.targets[0]), n.value) for n in nodes if isinstance(n, ast.Assign)),
+            *((_name(n.target), n.value) for n in nodes if isinstance(n, ast.AnnAssign)),
         ]
         for name, value in pairs:
             for alike in (self._environ, self._loaders):

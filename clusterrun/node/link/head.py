@@ -125,9 +125,7 @@ class Head:
         ):
             self._changed.clear()
             now = time.monotonic()
-            if gone := [peer.report.node for peer in self._peers.values() if peer.is_gone]:
-                text = f"{', '.join(gone)} disconnected before the launch"
-                raise NodeError(NodeExit.RENDEZVOUS_FAILED, text)
+            self._refuse_gone()
             if now > deadline and self._realm.over is None:
                 absent = [n for i, n in enumerate(self._who.nodes) if i and i not in self._peers]
                 text = f"{', '.join(absent)} did not join within {self._timeout_s:.0f} s"
@@ -138,9 +136,15 @@ class Head:
                 await asyncio.wait_for(self._changed.wait(), LOOK_S)
         return self._welcome([report, *(peer.report for _, peer in sorted(self._peers.items()))])
 
+    def _refuse_gone(self) -> None:
+        if gone := [peer.report.node for peer in self._peers.values() if peer.is_gone]:
+            text = f"{', '.join(gone)} disconnected before the launch"
+            raise NodeError(NodeExit.RENDEZVOUS_FAILED, text)
+
     def _welcome(self, reports: Sequence[Report]) -> LaunchParameters:
         if found := problems(reports):
             raise NodeError(NodeExit.NODE_UNFIT, "; ".join(found))
+        self._refuse_gone()
         # At this address most nodes reached this one.
         reached = Counter(peer.channel.own_address for peer in self._peers.values())
         address = max(reached, key=reached.__getitem__, default=LOOPBACK)
