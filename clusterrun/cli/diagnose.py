@@ -268,10 +268,12 @@ def _look_lines(hang: Hang) -> Iterator[str]:
         ranks = f"{count(len(group.ranks), 'rank')}: {fold_ranks(group.ranks)}"
         waits = ", waiting" if group.is_waiting else ""
         moves = ", moving" if group.moved else ", not moving"
+        moves = moves if hang.before else ""
         yield f"STACKS  {ranks} on {fold_hosts(sorted(nodes))}{waits}{moves}"
         yield f"        {group.where}"
     moved = sum(group.moved for group in groups(hang))
-    yield f"        {moved} of {len(hang.places)} ranks moved in {SAMPLES_S:.0f} s"
+    if hang.before:
+        yield f"        {moved} of {len(hang.places)} ranks moved in {SAMPLES_S:.0f} s"
     stuck = hang.stuck if hang.is_lasting else None
     texts = [text for _, text in sentences(hang, stuck)] if stuck else []
     if hang.dumped and not texts:

@@ -129,7 +129,9 @@ def _say_notes(job: JobStatus) -> None:
     if job.unjoined is not None:
         output.note(job.unjoined.hint)
     if job.is_held:
-        command = f"scontrol update JobId={job.record.job_id} StartTime=now+2"
+        record = job.record
+        cluster = f"-M {shlex.quote(record.slurm_cluster)} " if record.slurm_cluster else ""
+        command = f"scontrol {cluster}update JobId={record.job_id} StartTime=now+2"
         output.note(f"to have Slurm start it now, run: {command}")
         output.note(f"a site can shorten the two minutes: {REQUEUE_DELAY}")
 

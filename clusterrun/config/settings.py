@@ -178,7 +178,9 @@ class Resolved(NamedTuple):
                 for name, text in sorted(raw.items()):
                     yield self._row(f"{field.key}.{name}", text, text)
             else:
-                yield self._row(field.key, value if field.kind in _BARE else raw, raw)
+                is_whole = isinstance(value, float) and value.is_integer()
+                bare = int(value) if is_whole else value
+                yield self._row(field.key, bare if field.kind in _BARE else raw, raw)
 
     def _row(self, key: str, value: Plain, raw: str | tuple[str, ...] | None) -> Row:
         text = _flow_text(raw) if isinstance(raw, tuple) else raw

@@ -139,6 +139,7 @@ def check_variables(spec: JobSpec) -> None:
     for variables in (spec.network_env, spec.env):
         for name, value in variables.items():
             _refuse_owned(name)
+            _refuse_read_only(name)
             _refuse_harmful(name, value)
     for name in spec.pass_env:
         _refuse_owned(name)
@@ -157,6 +158,11 @@ def _refuse_owned(name: str) -> None:
         if name == "CUDA_VISIBLE_DEVICES":
             hint = "pass --gpu-ids on this machine; on a cluster, Slurm chooses the GPUs"
         raise UsageError(f"{name} is set on the node", hint=hint)
+
+
+def _refuse_read_only(name: str) -> None:
+    if re.fullmatch("E?UID|PPID|SHELLOPTS|BASHOPTS|BASH_VERSINFO", name):
+        raise UsageError(f"bash does not let {name} be set", hint="drop it")
 
 
 def _refuse_harmful(name: str, value: str) -> None:

@@ -219,7 +219,7 @@ def is_for_deepspeed(text: str) -> bool:
     """Return whether a text is a DeepSpeed JSON with a `zero_optimization` section."""
     try:
         return bool(_deepspeed_mapping("", text))
-    except ConfigError:
+    except (ConfigError, ValueError):  # a number of thousands of digits
         return False
 
 

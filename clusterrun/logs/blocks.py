@@ -17,6 +17,7 @@ from clusterrun.logformat.lines import (
     STAMPED,
     LogLine,
     Stream,
+    is_left_out,
     last_stamp,
     parse_line,
     parse_side_text,
@@ -161,7 +162,8 @@ class Sieve:
             self.place = max(self.place, entry.offset)
             if is_all or entry.kind or line.stream in RECORDS:
                 noted = line._replace(text=entry.text, offset=self.place)
-                yield self._in_full(noted) if entry.has_more else noted
+                if not is_left_out(noted):
+                    yield self._in_full(noted) if entry.has_more else noted
 
     def _in_full(self, noted: LogLine) -> LogLine:
         """Read the whole line from the log; mark it as cut if the log lacks it."""

@@ -11,7 +11,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
-from clusterrun.logformat.lines import LogLine, Stream, is_left_out, parse_end
+from clusterrun.logformat.lines import LogLine, Stream, parse_end
 from clusterrun.logs.files import Catalogue, FileKind, LogFile, find_line_end, stat_file
 from clusterrun.logs.merge import merge_sources
 from clusterrun.logs.sources import EVERYTHING, Query, Source, Takes, sources_of
@@ -190,5 +190,5 @@ def _entries(lines: Iterable[LogLine]) -> Iterator[LogLine | Left]:
     for line in lines:
         if line.stream is Stream.END:
             yield Left(node=line.node, code=parse_end(line.text)[0])
-        elif not is_left_out(line):
+        else:
             yield line

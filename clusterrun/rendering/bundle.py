@@ -126,8 +126,10 @@ def _render(environment: Environment, name: str, values: Mapping[str, Any]) -> s
     try:
         return environment.get_template(name).render(values)
     except (jinja2.TemplateError, ValueError, TypeError) as error:
-        cause = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"template {name} cannot be rendered", cause=cause) from error
+        cause, line = f"{type(error).__name__}: {error}", getattr(error, "lineno", 0)
+        where = f"{getattr(error, 'filename', None) or name}:{line}" if line else None
+        text = f"template {name} cannot be rendered"
+        raise ConfigError(text, cause=cause, where=where) from error
 
 
 def _only_quoted(value: object) -> Quoted:

@@ -24,7 +24,8 @@ def read_logs(
     """Yield the log lines of a run's newest attempt, from all nodes, merged by time.
 
     `ranks` None means all, with the launcher's and the agents' lines; `errors` selects error
-    lines. Lines of stream GAP report lost bytes. Raises JobNotFoundError.
+    lines, the first 20 of many that are alike in a rank. Lines of stream GAP report lost bytes.
+    Raises JobNotFoundError.
     """
     paths = find_record(job).paths
     number = paths.newest_attempt() if attempt is None else attempt

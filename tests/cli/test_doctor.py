@@ -107,6 +107,12 @@ def test_what_is_printed(well: CommandLine) -> None:
     assert said.err == "0 ok, 0 noted, 1 failed, 1 skipped\nfailed: slurm.controller\n"
 
 
+def test_a_scheduler_that_does_not_answer_fails(well: CommandLine) -> None:
+    well.program("scontrol", "sleep 100")
+    said = well("doctor", *SLURM, "--only", "slurm.controller", "train.py")
+    assert (said.code, said.out.split()[:2]) == (3, ["FAIL", "slurm.controller"])
+
+
 # Programs, packages and files
 
 Break = Callable[[CommandLine, pytest.MonkeyPatch], object]

@@ -146,6 +146,7 @@ def test_a_secret_is_taken_by_name_only() -> None:
 def test_harmful_settings_are_refused() -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"env": {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}}, "hang of all"),
+        ({"env": {"UID": "7"}}, "bash does not let UID be set"),
         ({"network_env": {"NCCL_ASYNC_ERROR_HANDLING": "0"}}, "hang of all"),
         ({"network_env": {"NCCL_SOCKET_IFNAME": "^docker0"}}, "allows the loopback interface"),
         ({"pass_env": ("A=1",)}, "is not a variable name"),

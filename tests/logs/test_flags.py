@@ -78,10 +78,13 @@ def test_attempts_can_be_counted_from_the_end(run: LogsCommand) -> None:
 def test_what_a_side_file_left_out_is_told(run: LogsCommand) -> None:
     with run.paths.log_errors(1, "n2").open("ab") as side:
         side.write(raw(T0 + 6 * SECOND, None, "g", "- 99 x 1 full"))
-    for args in ((), ("--errors",)):
-        assert run.logs("L1", *args).stderr.splitlines()[-1] == (
-            "note: some error lines of n2 are in the log only (-a -n all -g Error)"
+    for args in ((), ("--errors", "-n", "1")):
+        said = run.logs("L1", *args)
+        assert said.stderr.splitlines()[-1] == (
+            "note: some error lines of n2 are in the log only "
+            "(-a -n all -g '(?i)error|warn|traceback', without --errors)"
         )
+        assert said.stdout
 
 
 def test_a_log_file_can_be_named_by_its_path(run: LogsCommand) -> None:

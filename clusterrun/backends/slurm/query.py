@@ -31,6 +31,7 @@ SACCT_FIELDS = (
 SEPARATOR = "|"
 FEW = 16
 TIMEOUT_S = 5.0
+PRINTED_S = 3.0  # for what doctor asks: less than it waits for a check
 CLOCK_SKEW_S = 3600.0
 YEAR_S = 365 * 86400  # what Slurm gives a job without a time limit at its start
 # Slurm keeps these reasons for waiting after a job was cancelled.
@@ -60,7 +61,7 @@ def call(
 
 def printed(slurm_cluster: str | None, program: str, *words: str) -> str:
     """Return what a command prints, which is tried once. Raises SchedulerUnreachableError."""
-    done = call(slurm_cluster, program, *words, tries=1, timeout_s=TIMEOUT_S)
+    done = call(slurm_cluster, program, *words, tries=1, timeout_s=PRINTED_S)
     if done.rc != 0:
         raise SchedulerUnreachableError(f"{program} failed", cause=done.stderr.strip())
     return done.stdout

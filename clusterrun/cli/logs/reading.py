@@ -162,11 +162,12 @@ def _note_what_was_left_out(request: Request, count: int, size: int, cut: Cut) -
     elif request.form == "text":
         _note_which_lines(request, count, size, cut)
     if request.form == "text" and (request.query.overview or request.query.errors):
-        sides = request.catalogue.files(request.attempts[-1])
+        sides = [side for n in request.attempts for side in request.catalogue.files(n)]
         short = [side for side in sides if side.kind is FileKind.ERRORS and has_left_out(side)]
         if short:
-            nodes = fold_hosts(side.node for side in short)
-            output.note(f"some error lines of {nodes} are in the log only (-a -n all -g Error)")
+            nodes, found = fold_hosts({side.node for side in short}), "(?i)error|warn|traceback"
+            instead = f"-a -n all -g '{found}', without --errors"
+            output.note(f"some error lines of {nodes} are in the log only ({instead})")
 
 
 def _note_which_lines(request: Request, count: int, size: int, cut: Cut) -> None:
