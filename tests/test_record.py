@@ -112,9 +112,12 @@ def test_a_colleagues_directory_is_named_before_anything_is_submitted(
     try:
         with pytest.raises(UsageError, match=f"{runs.root / place}, which bel") as refused:
             create.create_run(runs, "other", "r1", Bundle(files={}))
+        with pytest.raises(JobNotFoundError):
+            record.resolve_job("7", [runs])
     finally:
         os.seteuid(0)
-    assert f"--run-dir {runs.root}/" in refused.value.hints[0]
+    own = f"{runs.root}/" if place else "~/clusterrun-runs"
+    assert f"--run-dir {own}" in refused.value.hints[0]
 
 
 def test_removing_a_run_removes_what_was_made_for_it_and_no_empty_directory_else(

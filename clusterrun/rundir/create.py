@@ -74,7 +74,10 @@ def _make_parents(runs_dir: RunsDir, paths: RunPaths) -> None:
         directory.mkdir(mode=0o700, exist_ok=True)
         if not os.access(directory, os.W_OK | os.X_OK, effective_ids=True):
             owner = user_name(directory.stat().st_uid)
-            raise UsageError(f"you cannot write to {directory}, which belongs to {owner}", hint=own)
+            text = f"you cannot write to {directory}, which belongs to {owner}"
+            is_root = directory == runs_dir.root
+            home = "use your own directory: --run-dir ~/clusterrun-runs"
+            raise UsageError(text, hint=home if is_root else own)
         if _is_shared(directory.stat()):
             raise UsageError(
                 f"other users can write to {directory} and could replace your run",

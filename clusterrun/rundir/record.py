@@ -404,7 +404,7 @@ def _by_job_id(text: str, runs_dirs: Sequence[RunsDir]) -> JobRecord | None:
 
 def _job_in(runs_dir: RunsDir, job_id: JobId, slurm_cluster: str | None) -> JobRecord | None:
     linked = RunPaths(root=_followed(runs_dir.job_link(job_id)))
-    candidates = [read(linked)] if linked.record.exists() else []
+    candidates = [read(linked)] if os.path.exists(linked.record) else []  # False if not ours
     if slurm_cluster or not candidates:  # the link points to the newest run with the id
         candidates += list_records(runs_dir)
     for record in candidates:
@@ -418,7 +418,7 @@ def _by_path(text: str, runs_dirs: Sequence[RunsDir]) -> JobRecord | None:
     if not text or not os.path.lexists(path):
         return None
     for directory in (path, *path.parents):
-        if RunPaths(root=directory).record.exists():
+        if os.path.exists(RunPaths(root=directory).record):
             return read(RunPaths(root=_followed(directory)))
     return None
 

@@ -48,7 +48,7 @@ class NodeAnswers:
             "dump": dump,
             "warn": self.own.warn,
             "signs": lambda _: {"signs": self.signs()},
-            "joins": lambda _: vars(self.joins()),
+            "joins": lambda _: {**self.joins()},
             "look": look,
         }
 
