@@ -10,6 +10,7 @@ import stat
 import tempfile
 import threading
 import time
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,20 @@ def test_a_colleagues_directory_is_named_before_anything_is_submitted(
         os.seteuid(0)
     own = f"{runs.root}/" if place else "~/clusterrun-runs"
     assert f"--run-dir {own}" in refused.value.hints[0]
+
+
+def test_a_submission_that_is_refused_meanwhile_does_no_harm(
+    runs: RunsDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_parents, calls = create._make_parents, count()
+
+    def made(place: RunsDir, paths: RunPaths) -> None:
+        make_parents(place, paths)
+        if not next(calls):
+            paths.root.parent.rmdir()  # as the other one does, which had made it
+
+    monkeypatch.setattr(create, "_make_parents", made)
+    assert create.create_run(runs, "demo", "r1", Bundle(files={})).slurm_dir.is_dir()
 
 
 def test_removing_a_run_removes_what_was_made_for_it_and_no_empty_directory_else(

@@ -46,7 +46,11 @@ def create_run(runs_dir: RunsDir, name: str, run_id: str, bundle: Bundle) -> Run
     undo = _remove_made
     try:
         _make_parents(root, paths)
-        paths.root.mkdir(mode=0o700)
+        try:
+            paths.root.mkdir(mode=0o700)
+        except FileNotFoundError:  # a refused submission has removed what it had made above
+            _make_parents(root, paths)
+            paths.root.mkdir(mode=0o700)
         undo = remove_run
         paths.slurm_dir.mkdir(mode=0o700)
         for file, text in bundle.files.items():
