@@ -307,7 +307,7 @@ def _attempt(paths: RunPaths, number: int, outcomes: dict[int, Outcome | None]) 
 
 
 def _resumed_from(paths: RunPaths, number: int, outcomes: dict[int, Outcome | None]) -> int:
-    """Return the step from which an attempt resumed, else the newest from which it could."""
+    """Return the step from which an attempt resumed; if unknown, that of the newest checkpoint."""
     try:
         return int(read_whole(paths.resumed(number))[:15])
     except (OSError, ValueError):
