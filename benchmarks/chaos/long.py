@@ -34,7 +34,7 @@ OPTIONS = (
 )
 MANY = replace(UNDISTURBED, name="many", attempts=None)
 STEPS_A_FAULT = 5 * SAVE_EVERY  # a restart of slurmctld takes hundreds
-COMES_BACK_S = 400.0
+COMES_BACK_S = 900.0  # a lost first node takes SlurmdTimeout and two minutes more
 
 
 @dataclass(kw_only=True)
