@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import resource
+import socket
 import subprocess
 import sys
 import time
@@ -26,10 +27,10 @@ from clusterrun.node.base.ports import candidate_ports
 from clusterrun.node.base.report import LaunchParameters, Report
 from clusterrun.node.base.tasks import SharedDisk
 from clusterrun.node.link import connection
+from clusterrun.node.link import member as agents
 from clusterrun.node.link.clock import Clock
 from clusterrun.node.link.handshake import Realm
 from clusterrun.node.link.head import Head
-from clusterrun.node.link.member import Member
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared.descriptors import raise_descriptor_limit
 from tests.cluster.cluster import Cluster
@@ -42,7 +43,7 @@ GROUP_NODES = 16
 GROUP_PORTS = {"store": 29600, "gloo": 29650}
 SIZES = (64, 128, 256)  # of torch's groups; the ranks share the cores of this machine
 VARIABLES = 40  # about as many as accelerate and torch set
-PORTS = candidate_ports(f"benchmark of the link {os.getpid()}", 1, (20000, 29999)).link
+PORT = candidate_ports(f"benchmark of the link {os.getpid()}", 1, (20000, 29999)).link[0]
 ENDED = "_job_complete: JobId={} done"
 
 
@@ -223,7 +224,7 @@ def _meeting(nodes: int, directory: Path) -> Meeting:
         nodes=nodes,
         wall_s=wall,
         head_cpu_s=spent,
-        member_cpu_s=members_cpu / (nodes - 1),
+        member_cpu_s=members_cpu / nodes,
         received_bytes=received,
         sent_bytes=sent,
     )
@@ -238,21 +239,35 @@ def _members(nodes: int, realm: Realm, writing: int) -> int:
 
 async def _head_meets(nodes: int, realm: Realm) -> int:
     count = _counted()
-    head = Head(_who(0, nodes), realm, PORTS, 300, _decide, SharedDisk())
-    await head.meet(_report(0))
+    head = Head(realm, realm.create_secret(), nodes, 300)
+
+    async def knocked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if not await head.admit(connection.Channel(reader, writer)):
+            writer.close()
+
+    listener = socket.create_server(("127.0.0.1", PORT), backlog=1024)
+    await asyncio.start_server(knocked, sock=listener, backlog=1024)
+    await head.meet(lambda: asyncio.sleep(0))
+    variables = {f"ACCELERATE_VARIABLE_{number:02}": "some value" for number in range(VARIABLES)}
+    head.welcome(
+        LaunchParameters(address="", port=1, interface="", precision="bf16", variables=variables)
+    )
     sent = count[0]
-    head.report_done()
-    await head.leave()
+    await head.stop(await head.decision.wait())
+    await head.close()
     return sent
 
 
 async def _members_meet(nodes: int, realm: Realm) -> int:
     count = _counted()
+    place = agents.Place("127.0.0.1", PORT)
     members = [
-        Member(_who(rank, nodes), realm, PORTS, 300, Clock(), lambda offset: None, {}, SharedDisk())
-        for rank in range(1, nodes)
+        agents.Member(
+            _who(rank, nodes), realm, place, 300, Clock(), _ignore, _ignore, {}, SharedDisk()
+        )
+        for rank in range(nodes)
     ]
-    await asyncio.gather(*(one.meet(_report(rank)) for rank, one in enumerate(members, 1)))
+    await asyncio.gather(*(one.meet(_report(rank)) for rank, one in enumerate(members)))
     sent = count[0]
     await asyncio.gather(*(member.leave() for member in members))
     return sent
@@ -276,23 +291,17 @@ def _who(rank: int, nodes: int) -> Identity:
         node=f"node{rank}",
         node_rank=rank,
         nodes=tuple(f"node{other}" for other in range(nodes)),
-        head_host="127.0.0.1",
+        conductor="node0",
         is_local=True,
     )
 
 
-def _report(rank: int) -> Report:
+def _ignore(what: object) -> None:
+    """Do nothing with what the conductor reports."""
+
+
+async def _report(rank: int) -> Report:
     return Report(node=f"node{rank}", node_rank=rank, versions=versions())
-
-
-def _decide(reports: Sequence[Report], address: str) -> LaunchParameters:
-    return LaunchParameters(
-        address=address,
-        port=len(reports),
-        interface="lo",
-        precision="bf16",
-        variables={f"ACCELERATE_VARIABLE_{number:02}": "some value" for number in range(VARIABLES)},
-    )
 
 
 def _processor_s() -> float:

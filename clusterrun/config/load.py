@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 _OF_A_JOB: Final = (
     *("CLUSTERRUN_ATTEMPT", "CLUSTERRUN_GIVEN", "CLUSTERRUN_HOSTS_JOB_ID"),
-    *("CLUSTERRUN_LOCAL_JOB_ID", "CLUSTERRUN_FORWARDED", "CLUSTERRUN_BATCH_PID"),
+    *("CLUSTERRUN_LOCAL_JOB_ID", "CLUSTERRUN_FORWARDED"),
 )
 # Variables that are no settings, and those of clusterrun's own tests.
 _OTHERS: Final = (

@@ -58,11 +58,6 @@ def write_group(run_dir: Path, nodes: Iterable[str]) -> None:
     write_whole(run_dir / DIRECTORY / _GROUP, json.dumps({"nodes": list(nodes)}))
 
 
-def has_group(run_dir: Path) -> bool:
-    """Return whether the nodes that have met are known: the run is over."""
-    return (run_dir / DIRECTORY / _GROUP).exists()
-
-
 def read_group(run_dir: Path) -> tuple[str, ...] | None:
     """Return the nodes that have met; None if that is not known yet."""
     found = read_json(run_dir / DIRECTORY / _GROUP)

@@ -1,8 +1,4 @@
-"""Decide which process continues a run.
-
-The first to write `owner` has the attempt. The first to write `next` decides whether the agents
-that rest after an attempt begin another.
-"""
+"""Decide which process continues a run: the first to write `owner` has the attempt."""
 
 from __future__ import annotations
 
@@ -47,22 +43,6 @@ def taken_at(paths: RunPaths, attempt: int) -> float | None:
 
 def _owner_line(paths: RunPaths, attempt: int, number: int) -> str:
     return "".join(_text(paths.owner(attempt)).split("\n")[number : number + 1])
-
-
-def pass_on(paths: RunPaths, attempt: int, following: int) -> int:
-    """Give the agents that rest the number of their next attempt, 0 to leave; return what holds.
-
-    Raises OSError.
-    """
-    with contextlib.suppress(FileExistsError):
-        files.create(paths.next_attempt(attempt), f"{following}\n")
-    return passed_on(paths, attempt) or 0
-
-
-def passed_on(paths: RunPaths, attempt: int) -> int | None:
-    """Return the number that was given to the agents that rest; None if there is none yet."""
-    text = _text(paths.next_attempt(attempt))
-    return int(text) if text.isdecimal() else None
 
 
 def followed_by(paths: RunPaths, attempt: int, owner: str) -> str:

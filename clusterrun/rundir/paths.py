@@ -79,11 +79,9 @@ class RunPaths:
     earlier_end = _OfAttempt("end.json")  # kept when the run is resumed; empty if there was none
     earlier_config = _OfAttempt("config")  # what started it, kept when a run is resumed with others
     link_secret = _OfAttempt("link.secret")  # authenticates the agents to each other, mode 0600
-    status = _OfAttempt("status")  # its exit status; the first process to write it decides
+    status = _OfAttempt("status")  # of a node whose setup failed, and which has no agent
     outcome = _OfAttempt("outcome.json")  # how it ended and what follows
     resumed = _OfAttempt("resumed")  # the step that it resumed from; 0 is the beginning
-    rests = _OfAttempt("rests")  # its agents wait for the next attempt, in the same step
-    next_attempt = _OfAttempt("next")  # the number of that attempt, or 0: they leave
     request = _OfAttempt("request")  # why it is interrupted, in one word
     world = _OfAttempt("world.json")  # its nodes in rank order, and how many ranks each has
 

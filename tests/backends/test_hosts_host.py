@@ -36,8 +36,8 @@ class FakeLink(Link):
         self.sent = [fields]
 
 
-def heads(tmp_path: Path, *, unfit: tuple[str, ...]) -> dict[str, str]:
-    """Start an attempt on two of three hosts; return the head's address that each is given."""
+def places(tmp_path: Path, *, unfit: tuple[str, ...]) -> dict[str, str]:
+    """Start an attempt on two of three hosts; return where each finds the conductor."""
     hosts = HostList(hosts=HOSTS, slots=(0, 0, 0), source="--hosts")
     facts = slurm_facts(cluster=Cluster.SSH, hosts=hosts, workdir=str(tmp_path))
     plan = make_plan(JobSpec(script="train.py", device=Device.CPU, spare_nodes=1), facts)
@@ -49,27 +49,22 @@ def heads(tmp_path: Path, *, unfit: tuple[str, ...]) -> dict[str, str]:
         link.facts = {"client": "10.0.0.1"}
     paths = RunPaths(root=tmp_path)
     used = HostsHost(paths, plan, "H1", links, values={}, admit=lambda _: None, here="gpu1")
-    used.begin(1, unfit)
-    return {
-        link.name: link.sent[0]["environ"]["CLUSTERRUN_HOSTS_HEAD"]
-        for link in links
-        if hasattr(link, "sent")
-    }
+    used.begin(1, 7, unfit)
+    words = {link.name: link.sent[0]["words"] for link in links if hasattr(link, "sent")}
+    assert all((attempt, port) == ("1", "7") for attempt, _, port in words.values())
+    return {name: host for name, (_, host, _) in words.items()}
 
 
-def test_the_first_host_has_the_address_by_which_it_reached_the_others(tmp_path: Path) -> None:
-    assert heads(tmp_path, unfit=()) == {"gpu1": "10.0.0.1", "gpu2": "10.0.0.1"}
-
-
-def test_another_head_has_its_own_name(tmp_path: Path) -> None:
-    assert heads(tmp_path, unfit=("gpu1",)) == {"gpu2": "gpu2", "gpu3": "gpu2"}
+def test_hosts_find_the_conductor_where_it_reached_them_from(tmp_path: Path) -> None:
+    assert places(tmp_path, unfit=()) == {"gpu1": "127.0.0.1", "gpu2": "10.0.0.1"}
+    assert places(tmp_path, unfit=("gpu1",)) == {"gpu2": "10.0.0.1", "gpu3": "10.0.0.1"}
 
 
 def test_a_host_that_has_a_part_of_the_checkpoint_takes_part_in_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(HostsHost, "_savers", lambda _: ["gpu3"])
-    assert heads(tmp_path, unfit=()) == {"gpu1": "10.0.0.1", "gpu3": "10.0.0.1"}
+    assert places(tmp_path, unfit=()) == {"gpu1": "127.0.0.1", "gpu3": "10.0.0.1"}
 
 
 def test_a_run_ends_with_the_shell_of_its_allocation(

@@ -21,7 +21,6 @@ from clusterrun.node.forward.stamp import Piece
 from clusterrun.node.link.handshake import Realm
 from clusterrun.rundir.claims import take_attempt
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.request import Reason, write_request
 from clusterrun.shared import files
 
 NODE = "gpu2"
@@ -139,11 +138,10 @@ def test_the_home_equals_the_host_after_any_cuts(
 
 def test_all_that_an_agent_writes_arrives_and_nothing_else(pair: Pair) -> None:
     host = pair.host
-    of_all = (host.status(1), host.outcome(1), host.world(1), host.resumed(1), host.stacks(1))
-    for path in (*names(host, 1), *wholes(host, 1), *of_all):
+    for path in (*names(host, 1), *wholes(host, 1), host.status(1)):
         pair.append(path, path.name.encode())
     expected = copied(host.root)
-    others = (host.link_secret(1), host.owner(1), host.plan)
+    others = (host.link_secret(1), host.owner(1), host.plan, host.outcome(1), host.request(1))
     for path in (*others, host.checkpoints_dir / "step-1" / "model.pt", host.log(1, "gpu3")):
         pair.append(path, b"secret")
     pair.finish()
@@ -207,7 +205,8 @@ def test_a_home_that_rounds_times_of_change_gets_a_file_once(
 
 
 def test_a_pipe_on_the_host_is_not_read(pair: Pair) -> None:
-    os.mkfifo(pair.host.outcome(1))
+    pair.host.flight_dumps(1, NODE).parent.mkdir(parents=True)
+    os.mkfifo(pair.host.flight_dumps(1, NODE))
     pair.finish()
     assert copied(pair.home.root) == {}
 
@@ -231,18 +230,6 @@ def test_no_error_line_points_beyond_the_log_while_it_grows(
         assert all(int(line.split()[4]) < size for line in lines)
     pair.finish()
     assert side.read_bytes() == host.log_errors(1, NODE).read_bytes() != b""
-
-
-def test_requests_and_the_status_reach_the_host(pair: Pair) -> None:
-    for reason in (Reason.CANCEL, Reason.END):
-        write_request(pair.home.request(1), reason)
-        mirror.write_bundle(pair.host.root, mirror.orders(pair.home))
-        assert pair.host.request(1).read_text() == f"{reason.value}\n"
-    files.create(pair.home.status(1), "121\n")
-    mirror.write_bundle(pair.host.root, mirror.orders(pair.home))
-    assert pair.host.status(1).read_text() == "121\n"
-    pair.finish()
-    assert pair.home.request(1).read_text() == "end\n"
 
 
 def test_a_bundle_is_what_a_host_needs(tmp_path: Path) -> None:

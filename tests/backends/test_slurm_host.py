@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ def host(root: Path, kind: str = "", env: Mapping[str, str] = {}, **asked: Any) 
 
 
 def srun(given: SlurmHost, *excluded: str, is_relaunch: bool = False) -> list[str]:
-    return list(given.command(3, is_relaunch=is_relaunch, excluded=excluded))
+    return list(given.command(3, 7, is_relaunch=is_relaunch, excluded=excluded))
 
 
 # Steps
@@ -70,7 +71,7 @@ def test_srun_gets_one_task_a_node_and_its_cpus(tmp_path: Path) -> None:
     assert srun(host(tmp_path, cpus_per_task=6)) == [
         *("srun", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=6"),
         *("--export=ALL", "--no-kill", "--wait=0", "--unbuffered", "--input=none"),
-        *("bash", f"{tmp_path}/node.sh", str(tmp_path), "3"),
+        *("bash", f"{tmp_path}/node.sh", str(tmp_path), "3", socket.gethostname(), "7"),
     ]
 
 

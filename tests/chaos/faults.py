@@ -207,10 +207,11 @@ signal.pause()
 
 
 def take_ports(scene: Scene) -> float:
-    """Listen, and say nothing, on the head's ports where the next attempt would meet first."""
-    job = f"{scene.job_id}:{scene.training.root}"
-    wanted = candidate_ports(job, scene.attempt + 1, (20000, 29999))
-    ports = [str(port) for ports in wanted for port in ports[:2]]
+    """Listen, and say nothing, where the ranks of the next attempt would meet first."""
+    root = scene.training.root
+    job = f"{scene.job_id}:{root.parent.name}/{root.name}"
+    wanted = candidate_ports(job, scene.attempt + 1, (20000, 29999)).rendezvous
+    ports = [str(port) for port in wanted[:2]]
     argv = [*network.enter(scene.cluster.shape, scene.head), sys.executable, "-c", LISTEN]
     thief = subprocess.Popen([*argv, *ports], stdout=subprocess.PIPE)
     scene.undo.callback(thief.wait)

@@ -7,8 +7,8 @@ import pytest
 from clusterrun.errors import UsageError
 from clusterrun.estimates.gpus import ALL, SHORT, assumption, find, precision_of, sized
 from clusterrun.launch.plan import Precision
-from clusterrun.node.agent.preparation import decided_precision
 from clusterrun.node.base.report import Report
+from clusterrun.node.conductor.leader import decided_precision
 
 GIB = 1 << 30
 

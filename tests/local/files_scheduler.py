@@ -22,6 +22,7 @@ from clusterrun.config.choices import Lack, Scheduler
 from clusterrun.errors import JobNotFoundError
 from clusterrun.launch.plan import Plan
 from clusterrun.node.base.processes import adopt_orphans
+from clusterrun.node.conductor.agents import Agents
 from clusterrun.node.conductor.conductor import Conductor
 from clusterrun.node.conductor.host import Host, Signals
 from clusterrun.rundir.paths import RunPaths
@@ -90,13 +91,14 @@ class FilesHost(Host):
         self.environ = {
             "CLUSTERRUN_HOSTS_JOB_ID": job_id,
             "CLUSTERRUN_HOSTS_NODES": ",".join(self.nodes),
-            "CLUSTERRUN_HOSTS_HEAD": "127.0.0.1",
-            "CLUSTERRUN_BATCH_PID": str(os.getpid()),
         }
 
-    def start(self, attempt: int, *, is_relaunch: bool, excluded: tuple[str, ...]) -> LocalStep:
+    def start(
+        self, attempt: int, *, port: int, is_relaunch: bool, excluded: tuple[str, ...]
+    ) -> LocalStep:
         step = LocalStep(paths=self.paths, running={}, lead_s=self.plan.warning_s)
-        argv = ["bash", str(self.paths.node_script), str(self.paths.root), str(attempt)]
+        argv = ["bash", str(self.paths.node_script), str(self.paths.root)]
+        argv += [str(attempt), "127.0.0.1", str(port)]
         for rank in range(self.plan.nodes):
             env = {**os.environ, **self.environ, "CLUSTERRUN_HOSTS_NODE_RANK": str(rank)}
             node = subprocess.Popen(argv, cwd=self.plan.workdir, env=env, start_new_session=True)
@@ -113,7 +115,8 @@ def run(root: str, job_id: str) -> int:
     paths = RunPaths(root=Path(root))
     plan = read_plan(paths)
     host = FilesHost(paths, plan, job_id)
-    return Conductor(paths=paths, plan=plan, host=host, hear=signals.wait).run()
+    agents = Agents(paths, plan, job_id, signals.wake)
+    return Conductor(paths=paths, plan=plan, host=host, hear=signals.wait, agents=agents).run()
 
 
 def serve() -> None:

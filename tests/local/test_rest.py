@@ -44,7 +44,6 @@ def test_agents_begin_the_next_attempt_unless_that_would_miss_something(
     assert len(first) == len(second) == 2
     assert (first & second) == (first if is_same else set())
     attempts = here.run_dir(job_id) / "attempts"
-    assert (attempts / "1" / "next").exists() is is_same
     assert (attempts / "2" / "outcome.json").exists()
     wait_for_none(here, job_id)
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from clusterrun.launch.facts import Facts, Interpreter
 from clusterrun.launch.make import make_plan
 from clusterrun.launch.plan import Plan
 from clusterrun.node.base.identity import Identity
+from clusterrun.node.conductor.agents import Agents, Stage
+from clusterrun.node.link.handshake import Realm
 from clusterrun.rendering.bundle import render_bundle
 from clusterrun.rundir.paths import RunPaths
 from tests.patience import patience
@@ -29,9 +32,9 @@ VERSIONS = {"torch": "2.13.0", "accelerate": "1.15.0", "deepspeed": "0.19.8"}
 
 
 def who(rank: int, *nodes: str, **changes: Any) -> Identity:
-    """Return the identity of one of these nodes; the first is the head."""
+    """Return the identity of one of these nodes; the conductor is on the first."""
     about = {"job_id": "42", "node": nodes[rank], "node_rank": rank, "nodes": nodes}
-    return Identity(**{"head_host": nodes[0], **about, **changes})
+    return Identity(**{"conductor": nodes[0], **about, **changes})
 
 
 @dataclass
@@ -42,6 +45,7 @@ class AgentJob:
     plan: Plan
     job_id: str
     is_stub: bool = False
+    is_led: bool = False
     agents: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def start_node(self, rank: int, **env: str) -> subprocess.Popen[bytes]:
@@ -58,9 +62,16 @@ class AgentJob:
             ),
             **env,
         }
+        if not self.is_led:
+            self.is_led = True
+            self.link.begin(1, Realm(paths=self.paths, attempt=1).create_secret())
+            self.link.serve()
         output = (self.paths.slurm_dir / f"node{rank}.out").open("ab")
         node = subprocess.Popen(
-            ["bash", str(self.paths.node_script), str(self.paths.root), "1"],
+            [
+                *("bash", str(self.paths.node_script), str(self.paths.root), "1"),
+                *("127.0.0.1", str(self.link.port)),
+            ],
             env=environ,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -69,6 +80,22 @@ class AgentJob:
         )
         self.agents.append(node)
         return node
+
+    @cached_property
+    def link(self) -> Agents:
+        """What the conductor does for the job, in a thread of the test."""
+        link = Agents(self.paths, self.plan, self.job_id, self._woken)
+        link.tell = self._told
+        return link
+
+    def _woken(self) -> None:
+        """Decide that no attempt follows."""
+        if self.link.stage is Stage.REST:
+            self.link.dismiss()
+
+    def _told(self, text: str) -> None:
+        with (self.paths.slurm_dir / "conductor.out").open("a") as output:
+            output.write(f"clusterrun: {text}\n")
 
     @property
     def tmp(self) -> Path:
@@ -86,7 +113,9 @@ class AgentJob:
     def wait(self, timeout_s: float = 240) -> list[int]:
         """Wait for all agents and return their exit statuses."""
         deadline = time.monotonic() + timeout_s * patience()
-        return [agent.wait(max(0.1, deadline - time.monotonic())) for agent in self.agents]
+        codes = [agent.wait(max(0.1, deadline - time.monotonic())) for agent in self.agents]
+        self.link.finish()
+        return codes
 
     def log(self, node: str = "local0") -> list[tuple[int, str, str, str]]:
         """Read a node's log as (µs, rank, stream, text)."""
@@ -151,6 +180,7 @@ class AgentJob:
 
     def kill(self) -> None:
         """End what is left of the job, for the sake of the next test."""
+        self.link.close()
         for process in self.processes():
             try:
                 process.send_signal(signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What the agents leave of an attempt: one status, one outcome, and how far it came."""
+"""What is left of an attempt: one outcome, and how far it came."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ from pathlib import Path
 import pytest
 
 from clusterrun.node.base.causes import Cause, Ending, Failure, NodeError, cancelled, lost_node
-from clusterrun.node.base.identity import Attempt
 from clusterrun.node.recovery.account import Account
 from clusterrun.node.recovery.rules import LOSSES
 from clusterrun.rundir.outcome import Next, Outcome, write_outcome
 from clusterrun.rundir.paths import RunPaths
-from tests.launch.samples import here
-from tests.node.jobs import who
 
 FAILURE = Failure(
     at=5.0,
@@ -37,9 +34,11 @@ def paths(tmp_path: Path) -> RunPaths:
     return paths
 
 
-def account(paths: RunPaths, number: int = 1, rank: int = 0) -> Account:
-    plan = here(nodes=2, nproc_per_node=2)
-    return Account(Attempt(plan=plan, paths=paths, number=number, who=who(rank, "n1", "n2")))
+NODES = ("n1", "n2")
+
+
+def account(paths: RunPaths, number: int = 1) -> Account:
+    return Account(paths, number, "42")
 
 
 def outcome(paths: RunPaths, number: int = 1) -> Outcome:
@@ -59,7 +58,7 @@ def test_a_failure_is_told_with_who_where_and_how_far(paths: RunPaths) -> None:
         {"type": "resumed", "step": 0},
     ):
         book.take(event)
-    book.close(Ending.of_first([FAILURE]))
+    book.close(Ending.of_first([FAILURE]), NODES)
     found = outcome(paths)
     assert (found.attempt, found.job_id, found.nodes) == (1, "42", ("n1", "n2"))
     assert (found.node, found.rank, found.where, found.alike) == ("n2", 3, "train.py:7", 1)
@@ -67,33 +66,20 @@ def test_a_failure_is_told_with_who_where_and_how_far(paths: RunPaths) -> None:
     assert found.reason == "rank 3 on n2: ValueError: x"
     assert (found.step, found.checkpoint) == (120, 100)
     assert found.started_at <= found.ended_at
-    assert paths.status(1).read_text() == "1\n"
     assert paths.resumed(1).read_text() == "40\n"  # the first one
     modes = {path.name: path.stat().st_mode & 0o777 for path in paths.attempt(1).iterdir()}
-    assert modes == dict.fromkeys(("status", "outcome.json", paths.resumed(1).name), 0o600)
-
-
-def test_the_heads_word_wins_over_that_of_a_node_that_lost_it(paths: RunPaths) -> None:
-    """Both sides of a cut blame the other; the status is that of the first."""
-    lost_head = Ending.of(lost_node("n1", "its agent is gone"))
-    account(paths, rank=1).close(lost_head)
-    assert outcome(paths).node == "n1"
-    account(paths).close(Ending.of(lost_node("n2", "its agent is gone")))
-    account(paths, rank=1).close(lost_head)
-    assert (outcome(paths).node, paths.status(1).read_text()) == ("n2", "123\n")
+    assert modes == dict.fromkeys(("outcome.json", paths.resumed(1).name), 0o600)
 
 
 def test_what_an_earlier_attempt_saved_is_there(paths: RunPaths) -> None:
     first = account(paths)
     first.take({"type": "checkpoint", "step": 100})
-    first.close(Ending.of_first([FAILURE]))
-    paths.status(2).write_text("122\n")  # of a setup line that failed on another node
+    first.close(Ending.of_first([FAILURE]), NODES)
     second = account(paths, 2)
     second.open()
     second.take({"type": "step", "step": 3})
-    second.close(Ending.of_first([FAILURE]))
+    second.close(Ending.of_first([FAILURE]), NODES)
     assert (outcome(paths, 2).step, outcome(paths, 2).checkpoint) == (3, 100)
-    assert (paths.status(2).read_text(), outcome(paths, 2).code) == ("122\n", 122)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +94,7 @@ def test_what_an_earlier_attempt_saved_is_there(paths: RunPaths) -> None:
 def test_what_followed_an_attempt_is_known_to_the_next(
     paths: RunPaths, failure: Failure, decided: tuple[Next, str] | None, follows: tuple[Next, str]
 ) -> None:
-    account(paths).close(Ending.of_first([failure]))
+    account(paths).close(Ending.of_first([failure]), NODES)
     if decided:
         step, why = decided
         write_outcome(paths, dataclasses.replace(outcome(paths), next=step, why=why))

@@ -28,7 +28,7 @@ from clusterrun.node.base.ports import candidate_ports, free_port, listening_soc
 from clusterrun.node.forward.spool import Spool
 from clusterrun.node.watch.ranks import Ranks
 from clusterrun.shared.shell import Completed
-from tests.patience import wait_for
+from tests.patience import patience, wait_for
 
 
 def failure(**changes: Any) -> Failure:
@@ -88,15 +88,15 @@ SLURM = {
 }
 
 
-def test_a_node_knows_who_it_is_and_where_the_head_is() -> None:
+def test_a_node_knows_who_it_is_and_where_the_conductor_is() -> None:
     who = identity(SLURM, 2)
-    assert (who.job_id, who.node, who.node_rank, who.is_head) == ("4711", "a03", 1, False)
+    assert (who.job_id, who.node, who.node_rank, who.is_first) == ("4711", "a03", 1, False)
     who = identity({**SLURM, "SLURM_NODEID": "0"}, 2)
-    assert (who.head_host, who.nodes, who.is_head) == ("a02", ("a02", "a03"), True)
+    assert (who.conductor, who.nodes, who.is_first) == ("a01", ("a02", "a03"), True)
     env = {"CLUSTERRUN_LOCAL_NODE_RANK": "1", "CLUSTERRUN_LOCAL_JOB_ID": "L3"}
     who = identity({**SLURM, **env}, 2)
     assert (who.job_id, who.node, who.nodes) == ("L3", "local1", ("local0", "local1"))
-    assert (who.head_host, who.is_local) == ("127.0.0.1", True)
+    assert (who.conductor, who.is_local) == ("local0", True)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_node_knows_who_it_is_and_where_the_head_is() -> None:
         ({"SLURM_JOB_ID": "1", "SLURM_NODEID": "0"}, "cannot read the node list"),
     ],
 )
-def test_an_agent_that_cannot_know_the_head_fails_loudly(env: dict[str, str], text: str) -> None:
+def test_an_agent_that_cannot_know_its_place_fails_loudly(env: dict[str, str], text: str) -> None:
     with pytest.raises(NodeError, match=text) as caught:
         identity(env, 2)
     assert caught.value.code == 121
@@ -196,3 +196,20 @@ def test_a_wrong_call_shows_the_usage(argv: tuple[str, ...]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("usage: python -m clusterrun.node agent RUN_DIR ATTEMPT")
+
+
+SPARED = """
+import subprocess
+from clusterrun.node.base.processes import has_children, kill_descendants
+lasting, other = (subprocess.Popen(["sleep", "60"]) for _ in range(2))
+assert has_children([lasting.pid])
+assert kill_descendants((), [lasting.pid]) == []
+assert not has_children([lasting.pid]), "the other one is killed"
+assert has_children() and lasting.poll() is None
+assert kill_descendants() == []
+assert not has_children()
+"""
+
+
+def test_a_process_that_outlives_an_attempt_is_spared() -> None:
+    subprocess.run([sys.executable, "-c", SPARED], check=True, timeout=60 * patience())

@@ -16,11 +16,13 @@ from typing import Any
 import pytest
 
 from clusterrun.errors import ClusterrunError, Exit, NodeExit, SchedulerUnreachableError
+from clusterrun.node.base.causes import Ending
 from clusterrun.node.conductor import conductor as module
+from clusterrun.node.conductor.agents import Agents, Stage
 from clusterrun.node.conductor.conductor import Conductor
 from clusterrun.node.conductor.host import Host
 from clusterrun.node.recovery.rules import Decision
-from clusterrun.rundir.claims import pass_on, passed_on, take_attempt
+from clusterrun.rundir.claims import take_attempt
 from clusterrun.rundir.outcome import Next, read_end
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.request import Reason, read_request
@@ -54,6 +56,56 @@ class FakeStep:
             self.deeds.append("kill")
 
 
+class FakeAgents(Agents):
+    """The agents of a run, who do what a test says."""
+
+    port = 7
+
+    def __init__(self) -> None:
+        self.found: Ending | None = None
+        self.deeds: list[int] = []  # the attempts that agents at rest were given; 0: to leave
+        self.is_met = False
+        self.begin(0, b"")
+
+    @property
+    def ending(self) -> Ending | None:
+        return self.found
+
+    @property
+    def have_met(self) -> bool:
+        return self.is_met
+
+    def begin(self, attempt: int, secret: bytes) -> None:
+        self.stage, self.is_met, self.found = Stage.TRAIN, False, None
+
+    def serve(self) -> None:
+        return
+
+    def go_on(self, attempt: int, secret: bytes) -> bool:
+        if self.stage is not Stage.REST:
+            return False
+        self.deeds.append(attempt)
+        self.begin(attempt, secret)
+        return True
+
+    def dismiss(self) -> None:
+        self.deeds.append(0)
+
+    def finish(self) -> Ending | None:
+        return self.found
+
+    def close(self) -> None:
+        return
+
+    def leave(self) -> None:
+        """Have all agents leave, but for one that is lost."""
+        self.stage = Stage.LEFT
+
+
+def ended(code: int) -> Ending:
+    return Ending(code=code, reason="x")
+
+
 class Scene(Host):
     """A run, a host and a clock: waiting is what makes time pass."""
 
@@ -66,6 +118,7 @@ class Scene(Host):
         self.paths = RunPaths(root=root)
         self.plan = on_slurm(nodes=2, gpus_per_node=1)
         self.now = 1000.0
+        self.agents = FakeAgents()
         self.environ: Mapping[str, str] = {"SLURM_JOB_ID": "42"}
         self.is_witness, self.time_limit_s = True, STAYS
         self.steps: list[FakeStep] = []
@@ -105,7 +158,9 @@ class Scene(Host):
     def nothing_left(self) -> str:
         return self.reason
 
-    def start(self, attempt: int, *, is_relaunch: bool, excluded: tuple[str, ...]) -> FakeStep:
+    def start(
+        self, attempt: int, *, port: int, is_relaunch: bool, excluded: tuple[str, ...]
+    ) -> FakeStep:
         self.asked.append((attempt, is_relaunch, excluded))
         lasts_s, code = self.attempts[min(len(self.steps), len(self.attempts) - 1)]
         self.steps.append(FakeStep(self, code, lasts_s))
@@ -156,6 +211,7 @@ class Scene(Host):
             plan=self.plan,
             host=self,
             hear=self.wait,
+            agents=self.agents,
             scene=self,
             clock=lambda: self.now,
         )
@@ -214,14 +270,14 @@ def scene(tmp_path: Path) -> Scene:
 
 @pytest.mark.parametrize(
     ("code", "agreed", "status"),
-    [(143, "3", 3), (143, None, 143), (1, "nonsense", 1), (0, "3", 0), (1, "0", 1)],
+    [(143, 3, 3), (143, None, 143), (0, 3, 0), (1, 0, 1)],
 )
 def test_the_status_that_the_agents_agreed_on_explains_the_steps(
-    scene: Scene, code: int, agreed: str | None, status: int
+    scene: Scene, code: int, agreed: int | None, status: int
 ) -> None:
     scene.decisions = [follow(Next.STOP, state=JobState.TIMEOUT)]
     if agreed is not None:
-        scene.at(0.5, lambda: scene.paths.status(1).write_text(f"{agreed}\n"))
+        scene.at(0.5, lambda: setattr(scene.agents, "found", ended(agreed)))
     assert scene.fails(code).run() == status
     assert scene.end() == (JobState.TIMEOUT if status else JobState.COMPLETED, status)
 
@@ -261,7 +317,7 @@ def test_a_bug_of_the_conductor_leaves_an_end_and_no_step(
 
     monkeypatch.setattr(module, "followed_by", broken)
     scene.attempts = [(STAYS, 0)]
-    scene.at(1, signal.SIGURG)
+    scene.at(1, scene.agents.leave)
     assert scene.run() == 1
     assert scene.end() == (JobState.FAILED, 1)
     assert scene.steps[0].deeds == ["kill"]
@@ -450,7 +506,7 @@ def test_a_step_that_stays_once_the_agents_have_left_gets_a_moment_unless_a_node
     scene: Scene, lost: tuple[str, ...], wait_s: float
 ) -> None:
     scene.decisions, scene.attempts = [follow(Next.STOP, *lost)], [(STAYS, 0)]
-    scene.at(1, signal.SIGURG)
+    scene.at(1, scene.agents.leave)
     begin = scene.now
     assert scene.run() == LOST
     assert scene.steps[0].deeds == ["kill"]
@@ -460,23 +516,21 @@ def test_a_step_that_stays_once_the_agents_have_left_gets_a_moment_unless_a_node
 # Agents that rest
 
 
-def rest(scene: Scene, attempt: int, code: int = 137) -> Deed:
-    """Have the agents of an attempt rest after a failure, and the conductor hear of it."""
+def rest(scene: Scene, code: int = 137) -> Deed:
+    """Have the agents of an attempt rest after a failure."""
 
     def resting() -> None:
-        scene.paths.status(attempt).write_text(f"{code}\n")
-        scene.paths.rests(attempt).write_text("")
-        scene.at(0, signal.SIGURG)
+        scene.agents.stage, scene.agents.found = Stage.REST, ended(code)
 
     return resting
 
 
 def begin(scene: Scene, attempt: int) -> Deed:
-    """Have the head of an attempt begin, if it was given to the agents that rest."""
+    """Have the agents that rest begin an attempt, if they were given it."""
 
     def beginning() -> None:
-        assert passed_on(scene.paths, attempt - 1) == attempt
-        scene.paths.world(attempt).write_text("{}")
+        assert scene.agents.deeds[-1] == attempt
+        scene.agents.is_met = True
 
     return beginning
 
@@ -488,9 +542,9 @@ def started(scene: Scene) -> list[int]:
 def test_agents_that_rest_take_the_next_attempt_in_the_same_step(scene: Scene) -> None:
     scene.silent_until = STAYS  # as all agents are there, nobody else continues the run
     scene.decisions, scene.attempts = [RELAUNCH, RELAUNCH], [(5.0, 0)]
-    scene.at(1, rest(scene, 1))
+    scene.at(1, rest(scene))
     scene.at(2, begin(scene, 2))
-    scene.at(3, rest(scene, 2))
+    scene.at(3, rest(scene))
     scene.at(4, begin(scene, 3))
     assert scene.run() == 0
     assert (started(scene), scene.taken()) == ([1], ["1", "2", "3"])
@@ -508,20 +562,19 @@ def test_agents_that_rest_leave_if_their_step_takes_no_other_attempt(
     scene: Scene, decision: Decision | Exception
 ) -> None:
     scene.decisions, scene.attempts = [decision], [(STAYS, 0), (1.0, 0)]
-    scene.at(1, rest(scene, 1))
+    scene.at(1, rest(scene))
     scene.run()
-    assert passed_on(scene.paths, 1) == 0
+    assert scene.agents.deeds == [0]
     is_relaunched = isinstance(decision, Decision) and decision.next is Next.RELAUNCH
     assert started(scene) == ([1, 2] if is_relaunched else [1])
     assert scene.steps[0].deeds == ["kill"]
 
 
 UNFIT_TO_GO_ON: dict[str, tuple[float, int, Callable[[Scene], object]]] = {
-    "they waited too long": (STAYS, 0, lambda s: s.at(0.9, lambda: pass_on(s.paths, 1, 0))),
-    "a node is lost": (
+    "they waited too long": (
         STAYS,
         0,
-        lambda s: setattr(s, "meanwhile", lambda: s.at(0, signal.SIGURG)),
+        lambda s: setattr(s, "meanwhile", lambda: s.at(0, s.agents.leave)),
     ),
     "their step dies before": (1.0, 143, lambda s: None),
     "their step dies after": (1.1, 143, lambda s: None),
@@ -534,7 +587,7 @@ def test_agents_that_cannot_take_the_next_attempt_are_replaced_and_it_costs_no_a
 ) -> None:
     lasts_s, code, deed = UNFIT_TO_GO_ON[why]
     scene.decisions, scene.attempts = [RELAUNCH], [(lasts_s, code), (1.0, 0)]
-    scene.at(0.95, rest(scene, 1))
+    scene.at(0.95, rest(scene))
     deed(scene)
     assert scene.run() == 0
     assert (started(scene), scene.taken()) == ([1, 2], ["1", "2"])
@@ -557,7 +610,7 @@ def ends(new: Callable[[], Scene]) -> Iterator[tuple[str, Scene, int, End, list[
         (scene := new().fails(143)).at(when_s, signal.SIGTERM)
         yield f"it is ended at {when_s}", scene, CANCELLED, OVER, ["1"]
     resting = new().fails(0, lasts_s=STAYS).decides(RELAUNCH)
-    resting.at(1, rest(resting, 1))
+    resting.at(1, rest(resting))
     resting.meanwhile = lambda: resting.at(0, signal.SIGTERM)
     yield "it is ended while its agents rest", resting, CANCELLED, OVER, ["1"]
     late = new().fails(137).decides(RELAUNCH)
@@ -565,7 +618,7 @@ def ends(new: Callable[[], Scene]) -> Iterator[tuple[str, Scene, int, End, list[
     yield "another job takes the next attempt", late, INTERRUPTED, None, ["1", "2"]
     lost = new().fails(0, lasts_s=STAYS)
     lost.at(1, partial(lost.elsewhere, 2))
-    lost.at(2, signal.SIGURG)
+    lost.at(2, lost.agents.leave)
     yield "others took it for lost", lost, INTERRUPTED, None, ["1", "2"]
     (scene := new().fails(INTERRUPTED).decides(REQUEUE)).is_requeued = True
     yield "its script has requeued it", scene, INTERRUPTED, None, ["1"]

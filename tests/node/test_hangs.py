@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Callable
-from pathlib import Path
+from itertools import count
 from typing import Any
 
 import pytest
 
 from clusterrun.errors import NodeExit
 from clusterrun.node.base.causes import Failure
-from clusterrun.node.forward.spool import Spool
 from clusterrun.node.link.questions import Questions
 from clusterrun.node.watch import hangs, stacks
 from clusterrun.node.watch.hangs import EXTENSIONS, HangWatch
 from clusterrun.rundir.outcome import Cause
-from clusterrun.shared.control_page import ControlPage
 
 Make = Callable[..., "HangingRanks"]
 
@@ -41,33 +39,26 @@ WAITING = [place(0, "train.py:9 in step"), place(1, "train.py:9 in step")]
 
 
 class HangingRanks:
-    """The head of two nodes; `answer` is what the other says of its ranks."""
+    """Two nodes; `answer` is what the second says of its ranks, and the first has `places`."""
 
-    def __init__(self, root: Path, clock: TickingClock, answer: dict[str, Any] | None) -> None:
+    def __init__(self, clock: TickingClock, answer: dict[str, Any] | None) -> None:
         self.clock, self.answer = clock, answer
-        self.root = root
         self.failures: list[Failure] = []
-        self.control = ControlPage(root / "control", 1)
-        self.calls = self.signs = 0
-        self.questions = Questions(self._send, lambda: {1})
+        self.calls = 0
+        self.places: Callable[[], list[stacks.RankPlace]] = lambda: WAITING
+        self.signs: Callable[[], int] = lambda: 0
+        self.questions = Questions(self._send, lambda: {0, 1})
         self.watch = HangWatch(
-            floor_s=60,
-            node="n1",
-            spool=Spool(root=root),
-            page=self.control,
-            questions=self.questions,
-            own_places=self._own,
-            own_signs=lambda: self.signs,
-            failed=self.failures.append,
+            floor_s=60, node="n1", questions=self.questions, failed=self.failures.append
         )
 
     def _send(self, kind: str, **fields: Any) -> None:
-        if self.answer is not None:
-            message = {"question": fields["question"], **self.answer}
-            asyncio.get_running_loop().call_soon(self.questions.take, 1, message)
-
-    async def _own(self) -> list[stacks.RankPlace]:
-        return WAITING
+        is_of_signs = fields["what"] == "signs"
+        own = {"signs": self.signs()} if is_of_signs else stacks.to_data(self.places())
+        for node, answer in enumerate((own, self.answer)):
+            if answer is not None:
+                message = {"question": fields["question"], **answer}
+                asyncio.get_running_loop().call_soon(self.questions.take, node, message)
 
     async def settle(self) -> None:
         """Let the tasks that were started come to their end."""
@@ -82,11 +73,11 @@ class HangingRanks:
 
     def call(self) -> None:
         self.calls += 1
-        self.control.count(0, self.calls)
+        self.watch.heard_of(calls=self.calls, printed=0)
 
 
 @pytest.fixture
-def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+def make(monkeypatch: pytest.MonkeyPatch) -> Make:
     clock = TickingClock()
     monkeypatch.setattr(hangs, "time", clock)
     monkeypatch.setattr(hangs, "AGAIN_S", 0.05)
@@ -94,7 +85,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     monkeypatch.setattr("clusterrun.node.link.questions.ANSWER_S", 0.1)
 
     def made(answer: dict[str, Any] | None = None) -> HangingRanks:
-        return HangingRanks(tmp_path, clock, answer)
+        return HangingRanks(clock, answer)
 
     return made
 
@@ -149,7 +140,7 @@ async def test_each_sign_of_life_is_enough(make: Make, sign: str) -> None:
         elif sign == "events":
             scene.watch.heard({"type": "checkpoint", "step": number})
         else:
-            (scene.root / "rank_0.out").write_text("x" * (1 + number))
+            scene.watch.heard_of(calls=scene.calls, printed=1 + number)
     await scene.settle()
     assert scene.failures == []
 
@@ -171,10 +162,7 @@ async def test_ranks_that_get_on_without_a_step_are_given_more_time_but_not_for_
 ) -> None:
     scene, looks = make({"places": []}), iter(range(1000))
 
-    async def own() -> list[stacks.RankPlace]:
-        return [dataclasses.replace(WAITING[0], stack=next(looks))]
-
-    scene.watch.own_places = own
+    scene.places = lambda: [dataclasses.replace(WAITING[0], stack=next(looks))]
     scene.call()
     for _ in range(EXTENSIONS + 1):
         await scene.idle(100)
@@ -186,19 +174,14 @@ async def test_ranks_that_get_on_without_a_step_are_given_more_time_but_not_for_
 @pytest.mark.parametrize("moved", [hangs.IDLE_BYTES, hangs.SAVE_BYTES * 10])
 async def test_a_save_is_given_time_while_bytes_move(make: Make, moved: int) -> None:
     """The stacks stand still, as in a long torch.save; a waiting rank's store is polled."""
-    scene = make({"places": []})
-
-    def signs() -> int:
-        scene.signs += moved
-        return scene.signs
-
-    scene.watch.own_signs = signs
+    scene, sums = make({"places": []}), count(0, moved)
+    scene.signs = lambda: next(sums)
     scene.call()
     for _ in range(EXTENSIONS + 3):
         await scene.idle(100)
         await scene.settle()
     assert len(scene.failures) == (moved < hangs.SAVE_BYTES)
-    scene.watch.own_signs = lambda: scene.signs  # the save is done
+    scene.signs = lambda: 0  # the save is done
     await scene.idle(100)
     await scene.settle()
     assert len(scene.failures) == 1
@@ -209,15 +192,15 @@ async def test_ranks_that_outlive_others_may_save_but_not_do_nothing(
     make: Make, is_saving: bool
 ) -> None:
     late = [place(3, "train.py:99 in <module>", waits=False)]
-    scene = make({**stacks.to_data(late), "signs": 7})
+    scene, moved = make({**stacks.to_data(late), "signs": 7}), 0
 
     def signs() -> int:
+        nonlocal moved
         scene.clock.now += 10
-        scene.signs += is_saving and scene.clock.now < 3000
-        return scene.signs
+        moved += is_saving and scene.clock.now < 3000
+        return moved
 
-    scene.watch.own_places = lambda: asyncio.sleep(0, [])
-    scene.watch.own_signs = signs
+    scene.places, scene.signs = list, signs
     for _ in range(2):
         scene.watch.leaving()
     while scene.clock.now < 2900 and not scene.failures:
@@ -234,14 +217,12 @@ async def test_ranks_that_outlive_others_may_save_but_not_do_nothing(
 async def test_ranks_that_outlive_others_and_compute_are_left_alone(make: Make) -> None:
     scene, looks = make({"places": []}), iter(range(20))
 
-    async def own() -> list[stacks.RankPlace]:
-        return [dataclasses.replace(WAITING[0], stack=next(looks, 99))]
-
     def signs() -> int:
         scene.clock.now += 10
         return 0
 
-    scene.watch.own_places, scene.watch.own_signs = own, signs
+    scene.places = lambda: [dataclasses.replace(WAITING[0], stack=next(looks, 99))]
+    scene.signs = signs
     scene.watch.leaving()
     await scene.settle()
     (failure,) = scene.failures

@@ -6,8 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,9 @@ import psutil
 import pytest
 
 from clusterrun.errors import NodeExit
+from clusterrun.node.conductor.agents import Stage
+from clusterrun.node.link import head
+from clusterrun.node.watch import hangs, interruption
 from clusterrun.rundir.request import Reason, write_request
 from clusterrun.shared.joined import Unjoined
 from tests.node.jobs import ROOT, STUB, AgentJob
@@ -118,9 +119,11 @@ def test_sigterm_while_the_nodes_still_meet_is_no_failure(stub_job: Make) -> Non
     assert (outcome(job)["cause"], outcome(job)["reason"]) == ("cancelled", "cancelled")
 
 
-def test_ranks_that_saved_and_do_not_leave_are_ended(stub_job: Make) -> None:
-    job = stub_job(TRAIN, "stay", nproc_per_node=1)
-    start_hurried(job, "interruption.LEAVE_S = 0.5")
+def test_ranks_that_saved_and_do_not_leave_are_ended(
+    stub_job: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interruption, "LEAVE_S", 0.5)
+    job = started(stub_job(TRAIN, "stay", nproc_per_node=1))
     ask(job, Reason.TIME_LIMIT)
     assert job.wait() == [NodeExit.INTERRUPTED] * 2
     assert_all_saved_at_one_step(job)
@@ -129,10 +132,17 @@ def test_ranks_that_saved_and_do_not_leave_are_ended(stub_job: Make) -> None:
     job.assert_clean()
 
 
-def start_hurried(job: AgentJob, change: str) -> None:
+@pytest.fixture(name="hurried")
+def _hurried(monkeypatch: pytest.MonkeyPatch) -> Callable[[AgentJob], None]:
     """Start agents whose patience is short, by a module that Python runs at its start."""
-    modules = "from clusterrun.node.watch import hangs, interruption, stacks"
-    job.start(**changed_agents(job, f"{modules}\n    {change}")).wait_for("ready", ranks(job))
+    seconds = 0.5 * patience()
+    monkeypatch.setattr(hangs, "AGAIN_S", seconds)
+
+    def start(job: AgentJob) -> None:
+        change = f"from clusterrun.node.watch import stacks; stacks.ANSWER_S = {seconds}"
+        job.start(**changed_agents(job, change)).wait_for("ready", ranks(job))
+
+    return start
 
 
 def changed_agents(job: AgentJob, change: str) -> dict[str, str]:
@@ -156,13 +166,13 @@ dist.init_process_group("gloo")
 """
 
 
-def test_ranks_that_run_and_do_not_join_are_reported_once(stub_job: Make, tmp_path: Path) -> None:
+def test_ranks_that_run_and_do_not_join_are_reported_once(
+    stub_job: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     go = tmp_path / "go"
     job = stub_job(NEVER_JOINS, str(go), world_contract=True)
-    job.start(
-        **changed_agents(job, "from clusterrun.node.watch import hangs; hangs.JOINING_S = 0.3")
-    )
-    job.wait_for("hint: wait if the script is still preparing its data")
+    monkeypatch.setattr(hangs, "JOINING_S", 0.3)
+    job.start().wait_for("hint: wait if the script is still preparing its data")
     go.touch()
     assert job.wait() == [0, 0]
     found = job.events("unjoined")
@@ -172,9 +182,11 @@ def test_ranks_that_run_and_do_not_join_are_reported_once(stub_job: Make, tmp_pa
     assert line[1:3] == ("-", "a")
 
 
-def test_a_rank_that_is_stopped_is_found_and_named(stub_job: Make) -> None:
+def test_a_rank_that_is_stopped_is_found_and_named(
+    stub_job: Make, hurried: Callable[[AgentJob], None]
+) -> None:
     job = stub_job(TRAIN, hang_timeout_s=round(2 * patience()))
-    start_hurried(job, f"hangs.AGAIN_S = stacks.ANSWER_S = {0.5 * patience()}")
+    hurried(job)
     pids = [job.rank_pid(rank) for rank in range(4)]
     wait_for(lambda: job.events("step"))
     # In a real training all others wait for one; here all of the head's ranks must come to a halt.
@@ -188,10 +200,12 @@ def test_a_rank_that_is_stopped_is_found_and_named(stub_job: Make) -> None:
     job.assert_clean()
 
 
-def test_ranks_that_do_not_follow_those_that_ended_are_named(stub_job: Make) -> None:
+def test_ranks_that_do_not_follow_those_that_ended_are_named(
+    stub_job: Make, hurried: Callable[[AgentJob], None]
+) -> None:
     """A rank may hang in the teardown of NCCL or gloo when all others have left."""
     job = stub_job(LEAVES_EARLY, nproc_per_node=1, nodes=3, hang_timeout_s=round(2 * patience()))
-    start_hurried(job, f"hangs.AGAIN_S = stacks.ANSWER_S = {0.5 * patience()}")
+    hurried(job)
     assert job.wait() == [NodeExit.HUNG] * 3
     left = outcome(job)
     assert (left["cause"], left["node"], left["rank"]) == ("hung", "local2", 2)
@@ -201,23 +215,35 @@ def test_ranks_that_do_not_follow_those_that_ended_are_named(stub_job: Make) -> 
 
 ORPHANS = (
     "from clusterrun.node.recovery import lost_head\n"
-    "    lost_head.see_to_run = lambda attempt, say: say('what follows is asked here')"
+    "    lost_head.see_to_run = lambda attempt, loss, say: say('what follows is asked here')"
 )
 
 
-@pytest.mark.parametrize("head_comes", [False, True])
-def test_a_node_whose_head_is_lost_before_all_have_met_sees_to_what_follows(
-    stub_job: Make, head_comes: bool
+@pytest.mark.parametrize("have_met", [False, True])
+def test_a_node_that_loses_the_conductor_sees_to_what_follows(
+    stub_job: Make, have_met: bool
 ) -> None:
-    job = stub_job(WAIT, nodes=3, rendezvous_timeout_s=round(4 * patience()))
+    job = stub_job(WAIT)
     environ = changed_agents(job, ORPHANS)
-    member = job.start_node(1, **environ)
-    if head_comes:
+    job.start_node(1, **environ)
+    if have_met:
         job.start_node(0, **environ)
-        wait_for(lambda: len(job.events("started")) == 2)
-        os.kill(job.agent_pid("local0"), signal.SIGKILL)
-    assert member.wait(60 * patience()) == NodeExit.RENDEZVOUS_FAILED
+        job.wait_for("ready", ranks(job))
+    else:
+        wait_for(lambda: job.link.have_joined)
+    job.link.close()
+    code = NodeExit.NODE_LOST if have_met else NodeExit.RENDEZVOUS_FAILED
+    assert [agent.wait(60 * patience()) for agent in job.agents] == [code] * (1 + have_met)
     assert "what follows is asked here" in [text for *_, text in job.log("local1")]
+
+
+def test_a_node_that_is_lost_is_the_conductors_to_see_to(stub_job: Make) -> None:
+    job = stub_job(WAIT)
+    job.start(**changed_agents(job, ORPHANS)).wait_for("ready", ranks(job))
+    os.kill(job.agent_pid("local0"), signal.SIGKILL)
+    assert job.wait()[1] == NodeExit.NODE_LOST
+    assert (outcome(job)["cause"], outcome(job)["node"]) == ("node_lost", "local0")
+    assert "what follows is asked here" not in [text for *_, text in job.log("local1")]
 
 
 LEAVES_EARLY = """
@@ -241,21 +267,16 @@ def test_an_attempt_ends_once_a_later_one_has_begun(stub_job: Make, script: str)
     job.assert_clean()
 
 
-def test_the_batch_shell_is_told_of_a_node_that_was_left_behind(stub_job: Make) -> None:
+def test_a_step_whose_node_was_left_behind_is_not_awaited(
+    stub_job: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """For srun waits for that node as for a lost one."""
-    job = stub_job(WAIT)
-    environ = changed_agents(job, "from clusterrun.node.link import head\n    head.LEAVE_S = 1")
-    heard = (
-        "import signal; awaited = [signal.SIGURG]; signal.pthread_sigmask(0, awaited)\n"
-        "print(flush=True); signal.sigwait(awaited)"
-    )
-    shell = subprocess.Popen([sys.executable, "-c", heard], stdout=subprocess.PIPE)
-    assert shell.stdout is not None
-    shell.stdout.readline()
-    job.start(**environ, CLUSTERRUN_BATCH_PID=str(shell.pid)).wait_for("ready", ranks(job))
+    monkeypatch.setattr(head, "LEAVE_S", 1.0)
+    monkeypatch.setattr(head, "REST_S", 1.0)
+    job = started(stub_job(WAIT))
     silent = job.agent_pid("local1")
     os.kill(silent, signal.SIGSTOP)
     os.kill(job.rank_pid(0), signal.SIGKILL)
-    assert shell.wait(60 * patience()) == 0
+    wait_for(lambda: job.link.stage is Stage.LEFT)
     os.kill(silent, signal.SIGCONT)
     assert job.wait() == [137] * 2

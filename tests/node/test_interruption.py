@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
 from clusterrun.errors import NodeExit
 from clusterrun.node.base.causes import Cause, Ending
-from clusterrun.node.base.identity import LOOPBACK, Identity
-from clusterrun.node.base.report import LaunchParameters
 from clusterrun.node.base.tasks import SharedDisk
 from clusterrun.node.link.handshake import Realm
-from clusterrun.node.link.head import Head
+from clusterrun.node.link.head import Head, Peer
+from clusterrun.node.link.questions import Questions, answer
 from clusterrun.node.watch import interruption as module
 from clusterrun.node.watch.interruption import TRIES, Interruption
 from clusterrun.node.watch.own_signals import OwnSignals
@@ -22,47 +24,59 @@ from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.request import Reason, write_request
 from clusterrun.shared.control_page import ControlPage
 
-WHO = Identity(job_id="1", node="n0", node_rank=0, nodes=("n0",), head_host=LOOPBACK, is_local=True)
-PARAMETERS = LaunchParameters(address=LOOPBACK, port=1, interface="lo", precision="no")
-
 
 class InterruptedNode:
     """An attempt of one node and one rank; what its agent was told is written down."""
 
     def __init__(self, path: Path, *, warning_s: float = 120) -> None:
-        self.ranks: dict[int, int] = {}
         self.file = path / "request"
         self.control = ControlPage(path / "control", 1)
-        realm, disk = Realm(paths=RunPaths(root=path), attempt=1), SharedDisk()
-        self.link = Head(WHO, realm, (1,), 1, lambda *_: PARAMETERS, disk)
+        self.head = Head(Realm(paths=RunPaths(root=path), attempt=1), b"", 1, 1)
+        self.head.questions = Questions(self._send, lambda: {0})
+        self.peer = self.head._peers[0] = Peer(node="n0", node_rank=0, channel=MagicMock())
+        self.head.is_launched = True
         self.said: list[str] = []
         self.events: list[str] = []
-        self.cancels = 0
         self.has_saved = self.is_through = False
         self.calls = 0
+        own = OwnSignals(page=self.control, pids=dict)
+        self.answerers = {
+            "warn": own.warn,
+            "hold": partial(module.hold, self.control),
+            "decide": partial(module.decide, self.control),
+        }
         self.interruption = Interruption(
             request=self.file,
-            page=self.control,
-            leader=self.link,
+            head=self.head,
             warning_s=warning_s,
             happened=lambda kind, **fields: self.events.append(
                 " ".join(map(str, (kind, *fields.values())))
             ),
             say=self.said.append,
-            cancel=self._cancel,
             has_saved=lambda: self.has_saved,
             is_through=lambda: self.is_through,
-            disk=disk,
-            own=OwnSignals(page=self.control, pids=lambda: self.ranks),
+            disk=SharedDisk(),
             end_s=120,
         )
 
-    def _cancel(self) -> None:
-        self.cancels += 1
+    def _send(self, kind: str, **fields: Any) -> None:
+        def take(kind: str, **fields: Any) -> None:
+            self.head.questions.take(0, fields)
+
+        self.answering = asyncio.ensure_future(answer(fields, self.answerers, take))
+
+    @property
+    def is_cancelled(self) -> bool:
+        return [failure.cause for failure in self.head.decision.failures] == [Cause.CANCELLED]
+
+    def end_ranks(self) -> None:
+        """Have the rank's process end."""
+        self.head._handle(self.peer, {"type": "done", "has_left": self.control.has_left})
 
     def step(self) -> None:
         self.calls += 1
         self.control.count(0, self.calls)
+        self.interruption.is_used = True
 
     async def settle(self) -> None:
         """Let the tasks that were started come to their end."""
@@ -73,7 +87,7 @@ class InterruptedNode:
         """Have a request written, if there is a reason, and the ranks warned."""
         if reason:
             write_request(self.file, reason)
-        self.interruption.warned()
+        self.interruption.warned(are_caught=False)
         await self.settle()
 
     async def looked(self) -> None:
@@ -86,7 +100,7 @@ class InterruptedNode:
         return decision.request, decision.at > 0
 
     async def ending(self) -> Ending:
-        return await asyncio.wait_for(self.link.ending(), 20)
+        return await asyncio.wait_for(self.head.decision.wait(), 20)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +121,7 @@ async def test_ranks_are_told_to_leave_and_the_attempt_says_why(
     assert scene.events == [f"interrupted {word} True"]
     assert scene.said == [f"{reason}: the ranks are asked to save and exit"]
     scene.control.stopping(0)
-    scene.link.report_done()
+    scene.end_ranks()
     ending = await scene.ending()
     assert (ending.code, ending.reason, ending.cause) == (int(code), reason, Cause.INTERRUPTED)
 
@@ -143,19 +157,13 @@ async def test_two_warnings_are_one_interruption(tmp_path: Path) -> None:
     scene.step()
     for reason in (Reason.CANCEL, Reason.TIME_LIMIT, Reason.PREEMPT):
         write_request(scene.file, reason)
-    scene.interruption.warned()
+    scene.interruption.warned(are_caught=False)
     await scene.warned()
-    scene.interruption.warned()
+    scene.interruption.warned(are_caught=False)
     scene.interruption.ending()
     await scene.settle()
     assert scene.decisions() == (1, True)
     assert scene.events == ["interrupted cancel True"]
-
-
-async def test_sigterm_ends_ranks_at_once_that_have_never_asked(tmp_path: Path) -> None:
-    scene = InterruptedNode(tmp_path)
-    scene.interruption.ending()
-    assert (scene.cancels, scene.file.exists()) == (1, False)
 
 
 async def test_sigterm_without_a_word_is_a_preemption(
@@ -169,7 +177,7 @@ async def test_sigterm_without_a_word_is_a_preemption(
     assert len(scene.interruption._tasks) == 1
     await scene.settle()
     assert scene.interruption.reason is Reason.PREEMPT
-    assert (scene.decisions(), scene.cancels) == ((1, True), 0)
+    assert (scene.decisions(), scene.is_cancelled) == ((1, True), False)
     assert scene.file.read_text() == "preempt\n"
 
 
@@ -179,7 +187,7 @@ async def test_sigterm_with_the_batch_shells_word_ends_at_once(tmp_path: Path) -
     asyncio.get_running_loop().call_later(0.1, write_request, scene.file, Reason.END)
     scene.interruption.ending()
     await scene.settle()
-    assert (scene.cancels, scene.decisions()) == (1, (0, False))
+    assert (scene.is_cancelled, scene.decisions()) == (True, (0, False))
 
 
 @pytest.mark.parametrize("is_through", [True, False])
@@ -192,7 +200,7 @@ async def test_a_training_that_ends_before_it_hears_or_leaves_at_its_last_step_i
     await scene.warned(Reason.TIME_LIMIT)
     if is_through:
         scene.control.stopping(0)
-    scene.link.report_done()
+    scene.end_ranks()
     assert (await scene.ending()).code == 0
 
 
@@ -216,11 +224,11 @@ async def test_before_the_time_limit_ranks_are_ended_where_there_is_a_checkpoint
     scene = InterruptedNode(tmp_path, warning_s=0.5)
     scene.step()
     scene.has_saved = has_saved  # by an earlier attempt, perhaps
-    scene.interruption.warned()
+    scene.interruption.warned(are_caught=False)
     if has_saved:
         await scene.ending()
     await asyncio.sleep(0.6)
-    assert scene.link.decision.is_made is has_saved
+    assert scene.head.decision.is_made is has_saved
 
 
 async def test_ranks_that_never_asked_are_told_apart(tmp_path: Path) -> None:
@@ -240,7 +248,7 @@ async def test_a_node_that_is_silent_is_said(
     monkeypatch.setattr("clusterrun.node.link.questions.ANSWER_S", 0.05)
     scene = InterruptedNode(tmp_path)
     scene.step()
-    scene.link.questions._members = lambda: {1}
+    scene.head.questions._members = lambda: {0, 1}
     await scene.warned(Reason.CANCEL)
     told = "not all nodes answered: the ranks could not be asked to save"
     assert scene.said[1:] == [told] * TRIES
@@ -255,7 +263,7 @@ async def test_an_end_beats_what_interrupts(tmp_path: Path) -> None:
     await scene.looked()
     scene.interruption.ending()
     await scene.settle()
-    assert (scene.cancels, scene.link.decision.is_held()) == (1, False)
+    assert (scene.is_cancelled, scene.head.decision.is_held()) == (True, False)
 
 
 async def test_an_end_after_the_warning_is_that_of_the_time_limit(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Ranks that run and join nothing, as the head sees them."""
+"""Ranks that run and join nothing."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ def _no_time_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hangs, "JOINING_S", 0)
 
 
-def found(own: dict[str, int], *others: dict[str, Any]) -> Unjoined | None:
-    """Ask members that answer so, in this order."""
+def found(*given: dict[str, Any]) -> Unjoined | None:
+    """Ask nodes that answer so, in this order."""
 
     def send(kind: str, **fields: Any) -> None:
-        for member, answer in enumerate(others, 1):
+        for node, answer in enumerate(given):
             message = {"question": fields["question"], **answer}
-            asyncio.get_running_loop().call_soon(questions.take, member, message)
+            asyncio.get_running_loop().call_soon(questions.take, node, message)
 
-    questions = Questions(send, lambda: range(1, 1 + len(others)))
-    return asyncio.run(hangs.unjoined(questions, lambda: own))
+    questions = Questions(send, lambda: range(len(given)))
+    return asyncio.run(hangs.unjoined(questions))
 
 
 def test_the_ranks_of_all_nodes_are_counted() -> None:
-    own = {"running": 2, "waiting": 0, "joined": 0}
-    assert found(own) == Unjoined(running=2, waiting=0)
-    member = {"running": 2, "waiting": 1, "joined": 0}
-    assert found(own, member, member) == Unjoined(running=6, waiting=2)
+    first = {"running": 2, "waiting": 0, "joined": 0}
+    assert found(first) == Unjoined(running=2, waiting=0)
+    other = {"running": 2, "waiting": 1, "joined": 0}
+    assert found(first, other, other) == Unjoined(running=6, waiting=2)
 
 
 def test_a_member_answers_with_plain_numbers(tmp_path: Path) -> None:
@@ -52,12 +52,15 @@ def test_one_rank_that_has_joined_is_enough() -> None:
     assert found(own, {"running": 2, "waiting": 0, "joined": 1}) is None
 
 
-def test_nothing_is_reported_before_a_rank_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_reported_before_a_rank_runs() -> None:
     states = iter([{"running": 0, "waiting": 0, "joined": 0}] * 2)
     last = {"running": 1, "waiting": 1, "joined": 0}
-    questions = Questions(lambda kind, **fields: None, tuple)
-    done = asyncio.run(hangs.unjoined(questions, lambda: next(states, last)))
-    assert done == Unjoined(running=1, waiting=1)
+
+    def send(kind: str, **fields: Any) -> None:
+        questions.take(0, {"question": fields["question"], **next(states, last)})
+
+    questions = Questions(send, lambda: [0])
+    assert asyncio.run(hangs.unjoined(questions)) == Unjoined(running=1, waiting=1)
 
 
 def test_a_rank_notes_on_the_page_how_far_it_is(tmp_path: Path) -> None:

@@ -7,11 +7,11 @@ import contextlib
 import dataclasses
 import gc
 import json
-import os
 import signal
+import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,7 @@ import pytest
 
 from clusterrun.node.base.causes import Cause, Ending, Failure, NodeError
 from clusterrun.node.base.identity import Identity
-from clusterrun.node.base.ports import candidate_ports
-from clusterrun.node.base.report import LaunchParameters, Report
+from clusterrun.node.base.report import LaunchParameters, Report, problems
 from clusterrun.node.base.tasks import SharedDisk
 from clusterrun.node.link import connection as link_module
 from clusterrun.node.link import head as head_module
@@ -28,17 +27,14 @@ from clusterrun.node.link.clock import PINGS, Clock, Offset, now_us
 from clusterrun.node.link.connection import REST_S, STRANGER_BYTES, Channel
 from clusterrun.node.link.handshake import Realm
 from clusterrun.node.link.head import Head
-from clusterrun.node.link.member import Member
+from clusterrun.node.link.member import Member, Place
 from clusterrun.rundir.paths import RunPaths
 from tests.node.jobs import who
 from tests.patience import patience
 
-PORTS = candidate_ports(f"test of the link {os.getpid()}", 1, (20000, 29999)).link
-
 
 def own(rank: int, nodes: int = 3) -> Identity:
-    names = (f"n{other}" for other in range(nodes))
-    return who(rank, *names, head_host="127.0.0.1", is_local=True)
+    return who(rank, *(f"n{other}" for other in range(nodes)), is_local=True)
 
 
 def report(rank: int, **changes: Any) -> Report:
@@ -46,8 +42,8 @@ def report(rank: int, **changes: Any) -> Report:
     return Report(**{**given, **changes})
 
 
-def decide(reports: Sequence[Report], address: str) -> LaunchParameters:
-    return LaunchParameters(address=address, port=len(reports), interface="lo", precision="bf16")
+async def given(found: Report) -> Report:
+    return found
 
 
 def realm(path: Path, attempt: int = 1) -> Realm:
@@ -61,48 +57,73 @@ def failure(rank: int, at: float, code: int = 3) -> Failure:
 
 
 def member(
-    rank: int, nodes: int, place: Realm, timeout_s: float, clock: Clock | None = None
+    rank: int, nodes: int, place: Realm, port: int, timeout_s: float, clock: Clock | None = None
 ) -> Member:
     return Member(
         own(rank, nodes),
         place,
-        PORTS,
+        Place("127.0.0.1", port),
         timeout_s,
         clock or Clock(),
         lambda offset: None,
+        lambda message: None,
         {},
         SharedDisk(),
     )
 
 
+def listening() -> socket.socket:
+    return socket.create_server(("127.0.0.1", 0), backlog=1024)
+
+
+async def always() -> None:
+    """Find no node that cannot take part."""
+
+
 class Nodes:
-    """A head and its members, in one event loop."""
+    """The conductor's end of the link and its members, in one event loop."""
 
     def __init__(self, path: Path, nodes: int = 3, timeout_s: float = 10) -> None:
         place = realm(path)
-        self.head = Head(own(0, nodes), place, PORTS, timeout_s, decide, SharedDisk())
-        self.members = [member(rank, nodes, place, timeout_s) for rank in range(1, nodes)]
+        self.head = Head(place, place.create_secret(), nodes, timeout_s)
+        self.socket = listening()
+        port = self.port = self.socket.getsockname()[1]
+        self.members = [member(rank, nodes, place, port, timeout_s) for rank in range(nodes)]
+        self.check: Callable[[], Awaitable[None]] = always
 
-    @property
-    def all(self) -> list[Head | Member]:
-        return [self.head, *self.members]
+    async def lead(self) -> int:
+        """Gather the nodes and welcome them; return how many there are. Raises NodeError."""
+        await asyncio.start_server(self._knocked, sock=self.socket, backlog=1024)
+        try:
+            reports = await self.head.meet(self.check)
+            if found := problems(reports):
+                raise NodeError(122, "; ".join(found))
+        except NodeError as error:
+            await self.head.refuse(Ending.refused(error))
+            raise
+        self.head.welcome(LaunchParameters(address="", port=7, interface="", precision="bf16"))
+        return len(reports)
+
+    async def _knocked(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if not await self.head.admit(Channel(reader, writer)):
+            writer.close()
 
     async def meet(self, *reports: Report) -> list[Any]:
-        given = reports or tuple(report(rank) for rank in range(len(self.all)))
-        meeting = (node.meet(one) for node, one in zip(self.all, given, strict=True))
-        return await asyncio.gather(*meeting, return_exceptions=True)
-
-    async def meet_late(self) -> list[LaunchParameters]:
-        """Have the members come once the head listens."""
-        meeting = asyncio.ensure_future(self.head.meet(report(0)))
-        await asyncio.sleep(0.1)
-        joining = (node.meet(report(rank)) for rank, node in enumerate(self.members, 1))
-        return [*await asyncio.gather(*joining), await meeting]
+        found = reports or tuple(report(rank) for rank in range(len(self.members)))
+        meeting = (node.meet(given(one)) for node, one in zip(self.members, found, strict=True))
+        return await asyncio.gather(self.lead(), *meeting, return_exceptions=True)
 
     async def end(self) -> list[Ending]:
-        endings = await asyncio.gather(*(node.ending() for node in self.all))
-        await asyncio.gather(*(node.leave() for node in self.all))
+        stopping = asyncio.ensure_future(self._stop())
+        endings = await asyncio.gather(*(node.ending() for node in self.members))
+        leaving = asyncio.gather(*(node.leave() for node in self.members))
+        await stopping
+        await self.head.close()
+        await leaving
         return endings
+
+    async def _stop(self) -> None:
+        await self.head.stop(await self.head.decision.wait())
 
 
 async def test_the_earliest_failure_decides_on_all_nodes(tmp_path: Path) -> None:
@@ -110,7 +131,7 @@ async def test_the_earliest_failure_decides_on_all_nodes(tmp_path: Path) -> None
     await nodes.meet()
     now = time.time()
     nodes.head.report_failure(failure(0, now, code=1))
-    nodes.members[1].report_failure(failure(2, now - 0.2, code=3))
+    nodes.members[2].report_failure(failure(2, now - 0.2, code=3))
     endings = await nodes.end()
     assert [ending.code for ending in endings] == [3, 3, 3]
     assert {ending.reason for ending in endings} == {"rank 2 on n2: x"}
@@ -120,11 +141,14 @@ async def test_after_a_failure_all_wait_until_nothing_runs_anywhere(tmp_path: Pa
     nodes = Nodes(tmp_path)
     await nodes.meet()
     nodes.members[0].report_failure(failure(1, time.time()))
-    await asyncio.gather(*(node.ending() for node in nodes.all))
-    early = [asyncio.ensure_future(node.leave()) for node in (nodes.head, nodes.members[0])]
+    stopping = asyncio.ensure_future(nodes._stop())
+    await asyncio.gather(*(node.ending() for node in nodes.members))
+    early = [asyncio.ensure_future(node.leave()) for node in nodes.members[:2]]
     await asyncio.sleep(0.3)
-    assert not any(task.done() for task in early)
-    await nodes.members[1].leave()
+    assert not any(task.done() for task in (*early, stopping))
+    nodes.members[2].report_done()
+    await stopping
+    await nodes.head.close()
     await asyncio.gather(*early)
 
 
@@ -157,47 +181,46 @@ async def test_a_killed_rank_ends_the_attempt_once_no_node_finds_an_earlier_fail
 
     async def look(message: Mapping[str, Any]) -> dict[str, Any]:
         if found:
-            nodes.members[1].report_failure(dataclasses.replace(found, at=now - 1))
+            nodes.members[2].report_failure(dataclasses.replace(found, at=now - 1))
         return {}
 
     for node in nodes.members:
         node._answerers = {"look": look}
     await nodes.meet()
     since = time.monotonic()
-    nodes.members[0].report_failure(killed(1, now))
-    assert (await nodes.head.ending()).code == code
+    nodes.members[1].report_failure(killed(1, now))
+    assert (await nodes.head.decision.wait()).code == code
     assert (time.monotonic() - since > 0.8 * settle_s) is is_waiting
-    await nodes.head._close()
+    await nodes.head.close()
 
 
 async def resting(nodes: Nodes) -> list[asyncio.Task[int]]:
-    """Have all nodes meet and fail, and the members rest."""
+    """Have all nodes meet and fail, and rest."""
     await nodes.meet()
     nodes.head.report_failure(failure(0, time.time()))
-    await asyncio.gather(*(node.ending() for node in nodes.all))
-    for node in nodes.all:
-        node.report_done()
+    stopping = asyncio.ensure_future(nodes._stop())
+    await asyncio.gather(*(node.ending() for node in nodes.members))
     tasks = [asyncio.ensure_future(node.rest(is_well=True)) for node in nodes.members]
-    assert await nodes.head.all_rest()
+    await nodes.head.all_written()
+    await stopping
+    assert nodes.head.is_whole
     return tasks
 
 
-async def test_members_that_rest_begin_the_attempt_that_the_head_names(tmp_path: Path) -> None:
+async def test_members_that_rest_begin_the_attempt_that_is_named(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path)
     rests = await resting(nodes)
     nodes.head.send_again(2)
-    await nodes.head.leave()
-    assert await asyncio.gather(*rests) == [2, 2]
-    await asyncio.gather(*(node.leave() for node in nodes.members))
-    assert not nodes.head.left_behind
+    assert await asyncio.gather(*rests) == [2, 2, 2]
+    assert not nodes.head.has_lost_rest
+    await nodes.head.close()
 
 
-@pytest.mark.parametrize("how", ["leave", "vanish"])
-async def test_members_that_rest_leave_if_the_head_is_gone(tmp_path: Path, how: str) -> None:
+async def test_members_that_rest_leave_if_the_conductor_is_gone(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path)
     rests = await resting(nodes)
-    await (nodes.head.leave() if how == "leave" else nodes.head._close())
-    assert await asyncio.gather(*rests) == [0, 0]
+    await nodes.head.close()
+    assert await asyncio.gather(*rests) == [0, 0, 0]
 
 
 async def test_no_node_rests_if_one_member_cannot(tmp_path: Path) -> None:
@@ -207,21 +230,34 @@ async def test_no_node_rests_if_one_member_cannot(tmp_path: Path) -> None:
         asyncio.ensure_future(node.rest(is_well=node is nodes.members[0])) for node in nodes.members
     ]
     since = time.monotonic()
-    assert not await nodes.head.all_rest()
+    await nodes.head.all_written()
+    assert not nodes.head.is_whole
     assert time.monotonic() - since < REST_S / 2
-    await nodes.head._close()
+    await nodes.head.close()
+    assert await asyncio.gather(*rests) == [0, 0, 0]
+
+
+async def test_agents_that_rest_are_not_whole_once_one_is_gone(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path)
+    rests = await resting(nodes)
+    broken = asyncio.ensure_future(nodes.head.until_broken(60 * patience()))
+    await nodes.members[1].close()
+    await broken
+    assert nodes.head.has_lost_rest
+    rests.pop(1).cancel()
+    await nodes.head.close()
     assert await asyncio.gather(*rests) == [0, 0]
 
 
 async def test_a_clock_that_is_off_does_not_make_a_node_the_first(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path, nodes=2)
     clock = Clock(lambda: now_us() - 3600_000_000)
-    nodes.members = [member(1, 2, realm(tmp_path), 9, clock)]
+    nodes.members[1] = member(1, 2, realm(tmp_path), nodes.port, 9, clock)
     await nodes.meet()
     while clock.offset_us == 0:
         await asyncio.sleep(0.01)
     nodes.head.report_failure(failure(0, time.time() - 0.1, code=5))
-    nodes.members[0].report_failure(failure(1, time.time() - 3600, code=1))
+    nodes.members[1].report_failure(failure(1, time.time() - 3600, code=1))
     assert [ending.code for ending in await nodes.end()] == [5, 5]
 
 
@@ -241,50 +277,52 @@ def test_the_quickest_ping_counts() -> None:
         assert Offset(offset_us=offset_us, rtt_us=rtt_us).is_certain is is_certain
 
 
-@pytest.mark.parametrize("have_all_joined", [False, True])
-async def test_a_node_that_leaves_before_the_launch_is_named_at_once(
-    tmp_path: Path, have_all_joined: bool
-) -> None:
-    nodes = Nodes(tmp_path, nodes=2 if have_all_joined else 3)
-
-    async def prepare() -> None:
-        while have_all_joined and not any(peer.is_gone for peer in nodes.head._peers.values()):
-            await asyncio.sleep(0.01)
-
-    nodes.head._prepare = prepare
-    meeting = asyncio.ensure_future(nodes.head.meet(report(0)))
-    channel = await nodes.members[0]._join(report(1), time.monotonic() + 10 * patience())
+async def test_a_node_that_leaves_before_the_launch_is_named_at_once(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path)
+    meeting = asyncio.ensure_future(nodes.lead())
+    channel = await nodes.members[1]._join(time.monotonic() + 10 * patience())
     await channel.close()
     with pytest.raises(NodeError, match="n1 disconnected before the launch") as caught:
         await meeting
     assert caught.value.code == 121
 
 
+async def test_a_node_that_cannot_take_part_reports_why(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path)
+    meeting = asyncio.ensure_future(nodes.lead())
+    one = nodes.members[1]
+    one._channel = await one._join(time.monotonic() + 10 * patience())
+    one.report_failure(dataclasses.replace(failure(1, time.time(), 124), cause=Cause.CANCELLED))
+    await one.close()
+    with pytest.raises(NodeError) as caught:
+        await meeting
+    assert (caught.value.code, caught.value.cause) == (124, Cause.CANCELLED)
+
+
 STALL_S = 1.5
 
 
-@pytest.mark.parametrize("what", ["_check_open", "create_secret", "read_secret"])
 async def test_a_shared_file_system_that_stalls_does_not_keep_nodes_from_meeting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody's patience with the others is as long as the stall."""
-    original = getattr(Realm, what)
+    """The conductor's patience with the others is longer than the stall."""
+    original = Realm.read_secret
 
-    def stalled(place: Realm) -> Any:
+    def stalled(place: Realm) -> bytes:
         callers.add(threading.current_thread())
         time.sleep(STALL_S)
         return original(place)
 
-    monkeypatch.setattr(Realm, what, stalled)
-    monkeypatch.setattr("clusterrun.node.link.member.ANSWER_S", STALL_S / 3)
+    nodes = Nodes(tmp_path, nodes=40, timeout_s=25)
+    monkeypatch.setattr(Realm, "read_secret", stalled)
     callers: set[threading.Thread] = set()
-    met = await Nodes(tmp_path, nodes=40, timeout_s=25).meet()
-    assert {parameters.port for parameters in met} == {40}
+    count, *met = await nodes.meet()
+    assert (count, {parameters.port for parameters in met}) == (40, {7})
     assert callers
     assert threading.main_thread() not in callers  # the loop has not waited
 
 
-async def test_a_member_notices_a_head_that_gives_no_sign_of_life(
+async def test_a_member_notices_a_conductor_that_gives_no_sign_of_life(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("clusterrun.node.link.member.ALIVE_S", 0.1 * patience())
@@ -294,9 +332,10 @@ async def test_a_member_notices_a_head_that_gives_no_sign_of_life(
     await asyncio.sleep(0.7 * patience())
     assert not nodes.members[0]._decision.is_made
     nodes.head._handle = lambda member, message: None  # type: ignore[method-assign]
-    ending = await nodes.members[0].ending()
+    ending = await nodes.members[1].ending()
     assert (ending.code, ending.cause) == (123, Cause.NODE_LOST)
-    assert ending.reason.startswith("n0: its agent has not answered for ")
+    assert ending.reason.startswith("n0: the conductor has not answered for ")
+    assert nodes.members[1].has_lost_conductor
 
 
 async def test_a_message_that_is_too_long_is_no_lost_node(tmp_path: Path) -> None:
@@ -357,20 +396,6 @@ async def test_ranks_that_may_fail_alike_are_awaited_until_most_have(
     assert (await story(3600, is_open=False)).alike == 1
 
 
-async def test_a_head_waits_for_a_disk_that_is_full(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    create, tries = Realm.create_secret, iter((True, True, False))
-
-    def created(place: Realm) -> bytes:
-        if next(tries):
-            raise OSError(28, "No space left on device")
-        return create(place)
-
-    monkeypatch.setattr(Realm, "create_secret", created)
-    assert [parameters.port for parameters in await Nodes(tmp_path).meet()] == [3, 3, 3]
-
-
 async def test_a_refusal_reaches_a_member_that_is_slow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -382,40 +407,44 @@ async def test_a_refusal_reaches_a_member_that_is_slow(
 
     def other(node: Member) -> int:
         with pytest.raises(NodeError) as refusal:
-            asyncio.run(node.meet(report(1, versions={"torch": "1"})))
+            asyncio.run(node.meet(given(report(1, versions={"torch": "1"}))))
         return int(refusal.value.code)
 
     nodes = Nodes(tmp_path, nodes=2)
-    nodes.head._prepare = lambda: asyncio.sleep(0.2)  # it refuses once the other has joined
     monkeypatch.setattr(Member, "_ping", ping_late)
-    joined = asyncio.get_running_loop().run_in_executor(None, other, nodes.members[0])
-    with pytest.raises(NodeError):
-        await nodes.head.meet(report(0))
+    joined = asyncio.get_running_loop().run_in_executor(None, other, nodes.members[1])
+    meeting = await asyncio.gather(
+        nodes.lead(), nodes.members[0].meet(given(report(0))), return_exceptions=True
+    )
+    assert [error.code for error in meeting if isinstance(error, NodeError)] == [122, 122]
     assert await joined == 122
 
 
-async def test_the_head_names_who_did_not_come(tmp_path: Path) -> None:
+async def test_it_is_named_who_did_not_come(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path, nodes=4, timeout_s=0.5 * patience())
-    outcome = await asyncio.gather(
-        nodes.head.meet(report(0)), nodes.members[1].meet(report(2)), return_exceptions=True
-    )
-    assert [error.code for error in outcome if isinstance(error, NodeError)] == [121, 121]
-    assert "n1, n3" in outcome[0].message  # type: ignore[union-attr]
+    there = (nodes.members[rank].meet(given(report(rank))) for rank in (0, 2))
+    outcome = await asyncio.gather(nodes.lead(), *there, return_exceptions=True)
+    assert [error.code for error in outcome if isinstance(error, NodeError)] == [121] * 3
+    assert "n1, n3 did not join" in outcome[0].message  # type: ignore[union-attr]
 
 
 async def test_only_agents_of_the_same_attempt_are_let_in(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path, nodes=2, timeout_s=patience())
     others = [
-        member(1, 2, realm(tmp_path / "other"), 0.3 * patience()),
-        member(1, 2, realm(tmp_path, attempt=2), 0.3 * patience()),
-        member(1, 2, _with_wrong_secret(tmp_path), 0.3 * patience()),
+        member(1, 2, place, nodes.port, 0.3 * patience())
+        for place in (
+            realm(tmp_path / "other"),
+            realm(tmp_path, attempt=2),
+            _with_wrong_secret(tmp_path),
+        )
     ]
     outcome = await asyncio.gather(
-        nodes.head.meet(report(0)),
-        *(other.meet(report(1)) for other in others),
+        nodes.lead(),
+        nodes.members[0].meet(given(report(0))),
+        *(other.meet(given(report(1))) for other in others),
         return_exceptions=True,
     )
-    assert [error.code for error in outcome if isinstance(error, NodeError)] == [121] * 4
+    assert [error.code for error in outcome if isinstance(error, NodeError)] == [121] * 5
     assert "n1 did not join within " in outcome[0].message  # type: ignore[union-attr]
 
 
@@ -425,26 +454,7 @@ def _with_wrong_secret(path: Path) -> Realm:
     return guessed
 
 
-async def test_a_member_passes_over_the_head_of_another_job(tmp_path: Path) -> None:
-    first, second = Nodes(tmp_path / "a", nodes=2), Nodes(tmp_path / "b", nodes=2)
-    heads = [asyncio.ensure_future(nodes.head.meet(report(0))) for nodes in (first, second)]
-    await second.members[0].meet(report(1))
-    await first.members[0].meet(report(1))
-    await asyncio.gather(*heads)
-    second.head.report_failure(failure(0, time.time()))
-    for node in first.all:
-        node.report_done()
-    assert [ending.code for ending in await first.end()] == [0, 0]
-    assert [ending.code for ending in await second.end()] == [3, 3]
-
-
 HELLO = {"type": "hello", "run": "job/run", "attempt": 1, "nonce": "1", "report": {}}
-
-
-async def connected() -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
-    with contextlib.suppress(ConnectionRefusedError):
-        return await asyncio.open_connection("127.0.0.1", PORTS[0])
-    return None
 
 
 def hello(**changes: Any) -> bytes:
@@ -479,11 +489,9 @@ def _no_trouble(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ],
 )
 async def test_strangers_are_shown_out_and_do_no_harm(tmp_path: Path, said: bytes) -> None:
-    nodes = Nodes(tmp_path, nodes=2)
-    meeting = asyncio.ensure_future(nodes.head.meet(report(0)))
-    while not (ends := await connected()):
-        await asyncio.sleep(0.01)
-    reader, writer = ends
+    nodes = Nodes(tmp_path, nodes=1)
+    meeting = asyncio.ensure_future(nodes.lead())
+    reader, writer = await asyncio.open_connection("127.0.0.1", nodes.port)
     assert set(json.loads(await reader.readline())) == {"type", "nonce", "run", "attempt"}
     writer.write(said)
     if not said:
@@ -491,8 +499,8 @@ async def test_strangers_are_shown_out_and_do_no_harm(tmp_path: Path, said: byte
     with contextlib.suppress(ConnectionResetError):
         assert await asyncio.wait_for(reader.read(), 10) == b""
     writer.close()
-    await nodes.members[0].meet(report(1))
-    assert (await meeting).port == 2
+    await nodes.members[0].meet(given(report(0)))
+    assert await meeting == 1
 
 
 CHALLENGE = {"type": "challenge", "run": "job/run", "attempt": 1, "nonce": "1"}
@@ -514,7 +522,7 @@ async def test_no_answer_of_a_stranger_ends_a_member(
     knocks = []
 
     async def stand(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer on the port where members knock first."""
+        """Answer where the member expects the conductor."""
         knocks.append(reader)
         for answer in answers:
             writer.write(answer if isinstance(answer, bytes) else json.dumps(answer).encode())
@@ -523,31 +531,36 @@ async def test_no_answer_of_a_stranger_ends_a_member(
                 await reader.readline()
         writer.close()
 
-    async with await asyncio.start_server(stand, "127.0.0.1", PORTS[0]):
-        met = await Nodes(tmp_path, nodes=2).meet_late()
-        assert [parameters.port for parameters in met] == [2, 2]
-        assert knocks
+    nodes = Nodes(tmp_path, nodes=1)
+    async with await asyncio.start_server(stand, sock=nodes.socket.dup()):
+        meeting = asyncio.ensure_future(nodes.members[0].meet(given(report(0))))
+        while not knocks:
+            await asyncio.sleep(0.01)
+    assert await nodes.lead() == 1
+    assert (await meeting).port == 7
 
 
-async def test_who_passes_messages_on_to_the_head_is_not_taken_for_it(tmp_path: Path) -> None:
-    """A foreign user of the head's node may listen where members knock first."""
+async def test_who_passes_messages_on_to_the_conductor_is_not_taken_for_it(tmp_path: Path) -> None:
     passed_on: list[bytes] = []
+    nodes = Nodes(tmp_path, nodes=1, timeout_s=patience())
 
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while line := await reader.readline():
             passed_on.append(line)
-            writer.write(line.replace(b'"port": 2', b'"port": 31337'))
+            writer.write(line)
         writer.close()
 
     async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        from_head, to_head = await asyncio.open_connection("127.0.0.1", PORTS[1])
-        await asyncio.gather(pump(reader, to_head), pump(from_head, writer))
+        from_conductor, to_conductor = await asyncio.open_connection("127.0.0.1", nodes.port)
+        await asyncio.gather(pump(reader, to_conductor), pump(from_conductor, writer))
 
-    server = await asyncio.start_server(relay, "127.0.0.1", PORTS[0])
-    assert [parameters.port for parameters in await Nodes(tmp_path, nodes=2).meet_late()] == [
-        2,
-        2,
-    ]
+    server = await asyncio.start_server(relay, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    deceived = member(0, 1, realm(tmp_path), port, 0.5 * patience())
+    outcome = await asyncio.gather(
+        nodes.lead(), deceived.meet(given(report(0))), return_exceptions=True
+    )
+    assert [error.code for error in outcome if isinstance(error, NodeError)] == [121, 121]
     server.close()
     kinds = [json.loads(line)["type"] for line in passed_on]
     assert "hello" in kinds
@@ -556,54 +569,47 @@ async def test_who_passes_messages_on_to_the_head_is_not_taken_for_it(tmp_path: 
 
 async def test_a_second_agent_of_the_same_node_is_refused(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path, nodes=3, timeout_s=patience())
-    twin = member(1, 3, realm(tmp_path), 0.5 * patience())
+    twin = member(1, 3, realm(tmp_path), nodes.port, 0.5 * patience())
+    meeting = asyncio.ensure_future(nodes.lead())
+    first = asyncio.ensure_future(nodes.members[1].meet(given(report(1))))
+    while not nodes.head.has_members:
+        await asyncio.sleep(0.01)
     outcome = await asyncio.gather(
-        nodes.head.meet(report(0)),
-        nodes.members[0].meet(report(1)),
-        twin.meet(report(1)),
-        return_exceptions=True,
+        meeting, first, twin.meet(given(report(1))), return_exceptions=True
     )
     assert [error.code for error in outcome if isinstance(error, NodeError)] == [121] * 3
+
+
+async def test_nodes_that_are_checked_start_without_one_that_is_late(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, nodes=2, timeout_s=0.3 * patience())
+    nodes.head._may_lack = True
+    meeting = asyncio.ensure_future(nodes.lead())
+    await nodes.members[0].meet(given(report(0)))
+    assert await meeting == 1
+    with pytest.raises(NodeError, match="have started without this one"):
+        await nodes.members[1].meet(given(report(1)))
 
 
 async def test_many_nodes_meet_quickly(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path, nodes=400, timeout_s=10 * patience())
     since = time.monotonic()
-    met = await nodes.meet()
-    assert {a.port for a in met} == {400}
-    for node in nodes.all:
+    count, *met = await nodes.meet()
+    assert (count, {a.port for a in met}) == (400, {7})
+    for node in nodes.members:
         node.report_done()
     assert {ending.code for ending in await nodes.end()} == {0}
     assert time.monotonic() - since < 10 * patience()
 
 
-async def test_nodes_stop_waiting_for_one_that_left_word_that_it_is_unfit(tmp_path: Path) -> None:
+async def test_nodes_stop_waiting_for_one_whose_setup_has_failed(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path, timeout_s=60)
+
+    async def check() -> None:
+        raise NodeError(122, "a node cannot take part")
+
+    nodes.check = check
     meeting = asyncio.gather(
-        nodes.head.meet(report(0)), nodes.members[0].meet(report(1)), return_exceptions=True
+        nodes.lead(), nodes.members[0].meet(given(report(0))), return_exceptions=True
     )
-    await asyncio.sleep(0.3)
-    realm(tmp_path).paths.status(1).write_text("122\n")
-    for error in await asyncio.wait_for(meeting, 10):
-        assert isinstance(error, NodeError)
-        assert error.code == 122
-        assert error.is_told
-
-
-@pytest.mark.usefixtures("no_trouble")
-async def test_a_knock_that_fails_while_it_is_cancelled_is_passed_over(tmp_path: Path) -> None:
-    """As asyncio.wait_for does where the connection is refused at that moment."""
-
-    async def enter(port: int, report: Report) -> Any:
-        if port == PORTS[0]:
-            await asyncio.sleep(0.5)
-            return "the head"
-        try:
-            await asyncio.sleep(60)
-        finally:
-            raise ConnectionRefusedError
-
-    here = member(1, 2, realm(tmp_path), 10)
-    here._enter = enter  # type: ignore[method-assign]
-    assert str(await here._join(report(1), time.monotonic() + 10 * patience())) == "the head"
-    await asyncio.sleep(0.05)
+    found = await asyncio.wait_for(meeting, 10 * patience())
+    assert [error.code for error in found if isinstance(error, NodeError)] == [122, 122]

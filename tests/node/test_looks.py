@@ -1,4 +1,4 @@
-"""What the head answers when `diagnose --stacks` asks where the ranks are."""
+"""What is answered when `diagnose --stacks` asks where the ranks are."""
 
 from __future__ import annotations
 
@@ -23,26 +23,18 @@ def place(rank: int) -> RankPlace:
 
 
 class Nodes:
-    """Three nodes with a rank each; the members answer what `given` has for a question."""
+    """Three nodes with a rank each; they answer what `given` has for a question."""
 
     def __init__(self, directory: Path, given: Mapping[str, Mapping[int, Any]]) -> None:
         self._given = given
         self.asked: list[dict[str, Any]] = []
-        self.present = {1, 2}
+        self.present = {0, 1, 2}
         self.looks = Looks(
             directory=directory,
             nodes=("n0", "n1", "n2"),
             questions=Questions(self._send, lambda: self.present),
-            own_places=self._places,
-            own_dumps=self._dumps,
             disk=SharedDisk(),
         )
-
-    async def _places(self) -> list[RankPlace]:
-        return [place(0)]
-
-    async def _dumps(self) -> list[int]:
-        return [0]
 
     def _send(self, kind: str, **fields: Any) -> None:
         self.asked.append(fields)
@@ -62,7 +54,7 @@ class Nodes:
         raise AssertionError("no answer")
 
 
-STACKS = {1: to_data([place(1)]), 2: to_data([place(2)])}
+STACKS = {rank: to_data([place(rank)]) for rank in range(3)}
 
 
 async def test_stacks_of_all_nodes_are_answered_once(tmp_path: Path) -> None:
@@ -78,10 +70,10 @@ async def test_stacks_of_all_nodes_are_answered_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("stacks", "dump", "dumped", "silent"),
     [
-        (STACKS, {1: {"dumped": [1]}, 2: {"dumped": [2]}}, [0, 1, 2], []),
-        (STACKS, {1: {"dumped": []}, 2: {"dumped": [2]}}, [0, 2], []),
-        (STACKS, {2: {"dumped": [2]}}, [0, 2], ["n1"]),
-        ({1: STACKS[1]}, {1: {"dumped": [1]}}, [0, 1], ["n2"]),
+        (STACKS, {rank: {"dumped": [rank]} for rank in range(3)}, [0, 1, 2], []),
+        (STACKS, {0: {"dumped": [0]}, 1: {"dumped": []}, 2: {"dumped": [2]}}, [0, 2], []),
+        (STACKS, {0: {"dumped": [0]}, 2: {"dumped": [2]}}, [0, 2], ["n1"]),
+        ({1: STACKS[1]}, {1: {"dumped": [1]}}, [1], ["n0", "n2"]),
     ],
 )
 async def test_who_dumped_and_who_is_silent(
@@ -92,4 +84,4 @@ async def test_who_dumped_and_who_is_silent(
     assert (found["dumped"], found["silent"]) == (dumped, silent)
     assert nodes.asked[-1]["live"] is True
     names = {at.node for at in from_data(found)}
-    assert names == {"n0", *(f"n{number}" for number in stacks)}
+    assert names == {f"n{number}" for number in stacks}

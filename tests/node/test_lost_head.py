@@ -16,9 +16,11 @@ import pytest
 
 from clusterrun.config.spec import Cluster
 from clusterrun.errors import NodeExit
+from clusterrun.node.base.causes import Ending, lost_node
 from clusterrun.node.base.identity import Attempt
 from clusterrun.node.recovery import lost_head, reach
 from clusterrun.node.recovery.reach import known_address, unreachable
+from clusterrun.rundir.outcome import Outcome
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared.files import write_whole
 from clusterrun.shared.shell import Completed
@@ -26,6 +28,7 @@ from tests.launch.samples import on_slurm
 from tests.node.jobs import who
 
 NODES = ("n1", "n2", "n3")
+LOSS = Ending.of(lost_node("n1", "the conductor is gone"))
 REQUEUE = ["scontrol", "requeue", "42"]
 
 
@@ -44,7 +47,9 @@ class Scene:
         plan = on_slurm(nodes=3, gpus_per_node=1, spare_nodes=spares)
         plan = dataclasses.replace(plan, cluster=cluster)
         given = Attempt(plan=plan, paths=self.paths, number=1, who=who(rank, *NODES))
-        lost_head.see_to_run(given, self.said.append)
+        self.paths.outcome(1).unlink(missing_ok=True)
+        lost_head.see_to_run(given, LOSS, self.said.append)
+        assert Outcome.from_json(self.paths.outcome(1).read_text()).node == "n1"
         return self
 
     def unreachable(self, nodes: Sequence[str]) -> tuple[str, ...]:
@@ -64,7 +69,6 @@ class Scene:
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
     scene = Scene(tmp_path)
-    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-3]")
     monkeypatch.setattr(lost_head, "unreachable", scene.unreachable)
     monkeypatch.setattr(lost_head.shell, "run", scene.run)
     return scene
@@ -85,18 +89,16 @@ def test_nobody_requeues_a_run_that_another_one_sees_to(
     given: dict[str, dict[str, Any]] = {
         "Slurm itself requeues it": {"spares": 0},
         "a nearer node is there": {"rank": 2},
-        "it is the head": {"rank": 0, "gone": ()},
-        "the head can be reached": {"gone": ()},
+        "it is beside the conductor": {"rank": 0, "gone": ()},
+        "its node can be reached": {"gone": ()},
         "the run has continued": {"exists": scene.paths.attempt(2)},
         "a person cancels the run": {"word": "cancel"},
         "a person ends the job": {"word": "end"},
-        "too far from the head": {"rank": 2, "gone": ("n1", "n2"), "nearest": 1},
-        "the batch script is on a spare node": {"nodelist": "n[0-3]"},
+        "too far from it": {"rank": 2, "gone": ("n1", "n2"), "nearest": 1},
     }
     for why, asked in given.items():
         scene.gone = asked.pop("gone", ("n1",))
         monkeypatch.setattr(lost_head, "NEAREST", asked.pop("nearest", 3))
-        monkeypatch.setenv("SLURM_JOB_NODELIST", asked.pop("nodelist", "n[1-3]"))
         scene.paths.request(1).write_text(asked.pop("word", ""))
         if blocks := asked.pop("exists", None):
             blocks.mkdir()

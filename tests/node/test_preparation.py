@@ -15,13 +15,14 @@ from clusterrun.health.gpu_answer import GpuAnswer
 from clusterrun.node.agent import preparation
 from clusterrun.node.agent.preparation import (
     check_descriptors,
-    decided_parameters,
     gpu_problem,
     missing_packages,
+    rendezvous_port,
 )
 from clusterrun.node.base.causes import NodeError
 from clusterrun.node.base.identity import Attempt
 from clusterrun.node.base.report import Report, problems
+from clusterrun.node.conductor.leader import decided_precision
 from clusterrun.rundir.paths import RunPaths
 from tests.launch.samples import on_slurm
 from tests.node.jobs import who
@@ -61,10 +62,10 @@ def test_packages_that_the_launch_needs_are_missed_by_name(
 
 
 def precision(*capabilities: tuple[int, int], **asked: Any) -> str:
-    return decided_parameters(attempt(**asked), reports(*capabilities), "127.0.0.1").precision
+    return decided_precision(attempt(**asked).plan.precision, reports(*capabilities))
 
 
-def test_the_head_chooses_the_precision_for_all_unless_the_user_has() -> None:
+def test_the_first_nodes_gpus_decide_the_precision_for_all_unless_the_user_has() -> None:
     assert precision(H100, A100) == "bf16"
     assert precision(T4, H100) == "fp16"
     assert precision(T4, T4, mixed_precision=MixedPrecision.BF16) == "bf16"
@@ -77,7 +78,7 @@ def test_the_head_chooses_the_precision_for_all_unless_the_user_has() -> None:
         (unread, "; set --mixed-precision"),
     ):
         with pytest.raises(NodeError, match=text) as caught:
-            decided_parameters(attempt(), found, "127.0.0.1")
+            decided_precision(attempt().plan.precision, found)
         assert caught.value.code == 122
 
 
@@ -85,13 +86,10 @@ def test_a_port_of_the_users_choice_is_taken_or_refused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(NodeError, match=f"n0: port {port}: no port is free") as caught:
-            decided_parameters(attempt(main_process_port=port), reports(H100), "127.0.0.1")
+            rendezvous_port(attempt(main_process_port=port))
     assert caught.value.code == 121
-    free = attempt(main_process_port=port)
-    found = decided_parameters(free, reports(H100), "127.0.0.1")
-    assert (found.port, found.address, found.interface) == (port, "127.0.0.1", "lo")
-    narrow = attempt(port_range="23450-23453")
-    assert 23450 <= decided_parameters(narrow, reports(H100), "127.0.0.1").port <= 23453
+    assert rendezvous_port(attempt(main_process_port=port)) == port
+    assert 23450 <= rendezvous_port(attempt(port_range="23450-23453")) <= 23453
 
 
 def test_gpus_are_counted_against_the_ranks() -> None:
@@ -108,22 +106,19 @@ def test_equal_job_ids_of_two_projects_do_not_want_the_same_port() -> None:
     """Each directory of runs counts its own jobs on this machine: L1, L2, …"""
     here = attempt()
     there = dataclasses.replace(here, paths=RunPaths(root=Path("/elsewhere/job/r2")))
-    ports = [
-        decided_parameters(one, reports(H100, H100), "127.0.0.1").port for one in (here, there)
-    ]
-    assert ports[0] != ports[1]
+    assert rendezvous_port(here) != rendezvous_port(there)
 
 
-def test_a_head_that_may_not_open_enough_files_says_so_at_once(
+def test_a_first_node_that_may_not_open_enough_files_says_so_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("clusterrun.node.agent.preparation.raise_descriptor_limit", lambda: 3999)
-    check_descriptors(attempt(nodes=900))
+    check_descriptors(attempt(nodes=1900))
     with pytest.raises(NodeError) as caught:
-        check_descriptors(attempt(nodes=1000))
+        check_descriptors(attempt(nodes=2000))
     assert caught.value.code == 122
     assert caught.value.message == (
-        "n0: 2000 ranks need 4000 open files in one process; ulimit -Hn is 3999"
+        "n0: 4000 ranks need 4000 open files in one process; ulimit -Hn is 3999"
     )
 
 

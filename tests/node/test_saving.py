@@ -47,14 +47,14 @@ class SavingNode:
 
 
 class SavingNodes:
-    """A head and its members, which hear of questions after a moment of their own."""
+    """The conductor's questions, and nodes that hear of them after a moment of their own."""
 
     def __init__(self, root: Path, nodes: int) -> None:
         self.nodes = [SavingNode(root / f"control{n}") for n in range(nodes)]
         self.silent: set[int] = set()
-        self.present = set(range(1, nodes))
+        self.present = set(range(nodes))
         self.questions = Questions(self._send, lambda: self.present)
-        self.saving = Saving(self.nodes[0].control, self.questions)
+        self.saving = Saving(self.questions)
         self._tasks: list[asyncio.Task[None]] = []
 
     def _send(self, kind: str, **fields: Any) -> None:

@@ -77,7 +77,7 @@ def _is_hang(spool: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], bool]
     monkeypatch.setattr(hangs, "AGAIN_S", 0.01)
 
     async def scene() -> bool:
-        ranks = HangingRanks(spool, clock, {"places": []})
+        ranks = HangingRanks(clock, {"places": []})
         for event in events(spool):
             ranks.watch.heard(event)
             await ranks.idle(50 if event["type"] == "alive" else 1)

@@ -20,12 +20,12 @@ from tests.launch.samples import slurm_facts
 from tests.patience import patience
 
 # Starts the command once for each node, as srun does; its status is the last node's, or the one
-# that STUB_SRUN_STATUS gives this attempt (the last word also for those that follow).
+# that STUB_SRUN_STATUS gives this attempt (the last one also for those that follow).
 _SRUN = r"""#!/bin/bash
 printf '%s\0' "$@" > "$STUB_DIR/srun.args"
-cp "$STUB_DIR/srun.args" "$STUB_DIR/srun.${@: -1}.args"
+cp "$STUB_DIR/srun.args" "$STUB_DIR/srun.${@: -3:1}.args"
 statuses=(${STUB_SRUN_STATUS:-0})
-status=${statuses[${@: -1} - 1]:-${statuses[-1]}}
+status=${statuses[${@: -3:1} - 1]:-${statuses[-1]}}
 nodes=1
 while [[ $1 == -* ]]; do
   [[ $1 == --nodes=* ]] && nodes=${1#--nodes=}
@@ -46,8 +46,8 @@ printf '%s\0' "$@" > "$where.args"
 env -0 > "$where.env"
 printf '%s' "$PWD" > "$where.cwd"
 readlink "/proc/$$/fd/0" > "$where.stdin"
-outcome=$STUB_DIR/outcome.${@: -1}
-[[ ! -f $outcome ]] || cp "$outcome" "${@: -2:1}/attempts/${@: -1}/outcome.json"
+outcome=$STUB_DIR/outcome.${@: -3:1}
+[[ ! -f $outcome ]] || cp "$outcome" "${@: -4:1}/attempts/${@: -3:1}/outcome.json"
 exit "${STUB_PYTHON_STATUS:-0}"
 """.replace("REAL", shlex.quote(sys.executable))
 _SCONTROL = r"""#!/bin/bash

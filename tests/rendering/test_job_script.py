@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -44,7 +45,7 @@ def test_with_a_run_directory_nothing_is_unpacked_or_registered(site: BatchSite)
     bundle = rendered(site.plan(nodes=2))
     run_dir = site.run_dir(bundle)
     assert site.run(bundle, run_dir.name).returncode == 0  # relative, and found by every node
-    assert site.got("python.agent.1.args")[-2:] == [os.fsencode(run_dir), b"1"]
+    assert site.got("python.agent.1.args")[-4:-2] == [os.fsencode(run_dir), b"1"]
     assert not site.runs.exists()
     assert not (run_dir / "job.json").exists()
     done = site.run(bundle, str(site.workdir))
@@ -57,9 +58,9 @@ def test_every_node_runs_the_agent_in_the_working_directory(site: BatchSite) -> 
     run_dir = site.run_dir(bundle)
     site.run(bundle, str(run_dir))
     for node in (0, 1):
-        assert site.got(f"python.agent.{node}.args") == [
-            *(b"-m", b"clusterrun.node", b"agent", os.fsencode(run_dir), b"1")
-        ]
+        *words, port = site.got(f"python.agent.{node}.args")
+        assert words[:-1] == [b"-m", b"clusterrun.node", b"agent", os.fsencode(run_dir), b"1"]
+        assert (words[-1], port.isdigit()) == (os.fsencode(socket.gethostname()), True)
         assert (site.stubs / f"python.agent.{node}.cwd").read_text() == str(site.workdir)
         # srun --input=none leaves a pipe there, on which a reader would wait
         assert (site.stubs / f"python.agent.{node}.stdin").read_text() == "/dev/null\n"
@@ -114,7 +115,7 @@ def test_setup_lines_and_the_scripts_own_variables_do_not_meet(site: BatchSite) 
     bundle = rendered(site.plan(setup=setup))
     run_dir = site.run_dir(bundle)
     assert site.run(bundle, str(run_dir), STUB_PYTHON_STATUS="4").returncode == 4
-    assert site.got("python.agent.0.args")[-2:] == [os.fsencode(run_dir), b"1"]
+    assert site.got("python.agent.0.args")[-4:-2] == [os.fsencode(run_dir), b"1"]
     assert (end_of(run_dir)["state"], end_of(run_dir)["exit_code"]) == ("FAILED", 4)
 
 

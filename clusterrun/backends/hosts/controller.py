@@ -34,6 +34,7 @@ from clusterrun.launch.plan import Plan
 from clusterrun.node.base.ports import candidate_ports
 from clusterrun.node.base.processes import adopt_orphans
 from clusterrun.node.base.stderr import say_on_stderr
+from clusterrun.node.conductor.agents import Agents
 from clusterrun.node.conductor.conductor import Conductor
 from clusterrun.node.conductor.host import Signals
 from clusterrun.rendering.bundle import Bundle
@@ -259,7 +260,7 @@ class Controller:
         if not self._may_go:
             raise SubmissionError("the submission was interrupted")
 
-    def conduct(self, hear: Callable[[float], list[int]]) -> int:
+    def conduct(self, signals: Signals) -> int:
         """Run the job's conductor to the end; no process is left on any host that answers."""
         host = HostsHost(
             self.paths,
@@ -271,7 +272,9 @@ class Controller:
             here=self.here,
             shell=self._sent["shell"],
         )
-        conductor = Conductor(paths=self.paths, plan=self.plan, host=host, hear=hear)
+        agents = Agents(self.paths, self.plan, self.job_id, signals.wake)
+        hear = signals.wait
+        conductor = Conductor(paths=self.paths, plan=self.plan, host=host, hear=hear, agents=agents)
         try:
             return conductor.run()
         finally:
@@ -336,7 +339,7 @@ def conduct(
         remember_root(paths.runs_dir)
     pipe.close()
     ready()
-    controller.conduct(signals.wait)
+    controller.conduct(signals)
 
 
 def _refuse(pipe: Pipe, error: ClusterrunError) -> None:

@@ -214,7 +214,12 @@ class Courier:
         self._kill_by, self._attempt = float("inf"), fields["attempt"]
         self._grace_s = GRACE_S + fields["lead_s"]
         self._node = subprocess.Popen(
-            ["bash", str(paths.node_script), str(paths.root), str(fields["attempt"])],
+            [
+                "bash",
+                str(paths.node_script),
+                str(paths.root),
+                *fields["words"],
+            ],
             cwd=paths.root,
             env=environ,
             stdin=subprocess.DEVNULL,
@@ -230,11 +235,6 @@ class Courier:
 
     def _on_kill(self, message: Frame) -> None:
         kill_descendants()
-
-    def _on_orders(self, message: Frame) -> None:
-        assert self._paths is not None
-        with contextlib.suppress(OSError):  # the disk is full; to end needs no file
-            mirror.write_bundle(self._paths.root, message.fields["files"])
 
     def _on_wants(self, message: Frame) -> None:
         assert self._paths is not None

@@ -20,10 +20,9 @@ from clusterrun.backends.hosts.crew import Link
 from clusterrun.backends.local.controller import amend_controller, exit_code
 from clusterrun.backends.local.process import identity
 from clusterrun.errors import ClusterrunError, NodeExit
-from clusterrun.launch.plan import Plan
+from clusterrun.launch.plan import LOOPBACK, Plan
 from clusterrun.node.base.stderr import say_on_stderr
 from clusterrun.node.conductor.host import Host
-from clusterrun.node.link.handshake import Realm
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import Home, as_text, register_run
 from clusterrun.rundir.request import Reason, write_request
@@ -46,6 +45,7 @@ class HostsStep:
     host: HostsHost
     attempt: int
     excluded: tuple[str, ...]
+    port: int
     links: Sequence[Link] = ()
     code: int = 0
     end_by: float = float("inf")
@@ -58,7 +58,7 @@ class HostsStep:
         """
         now = time.monotonic()
         if not self.links and now < self.kill_by:
-            self.links = self.host.begin(self.attempt, self.excluded)
+            self.links = self.host.begin(self.attempt, self.port, self.excluded)
             return None
         codes = [link.code for link in self.links if link.code is not None]
         if len(codes) == len(self.links) or now > self.kill_by:
@@ -119,33 +119,32 @@ class HostsHost(Host):
         self._next_sign = self._wait_until = 0.0
         self._opener: threading.Thread | None = None
         self._is_waiting = False
-        self._orders: list[tuple[str, str, int]] = []  # see `mirror.orders`
         self._were_lost: set[str] = set()
         self._errors: dict[str, ClusterrunError] = {}
 
-    def start(self, attempt: int, *, is_relaunch: bool, excluded: tuple[str, ...]) -> HostsStep:
+    def start(
+        self, attempt: int, *, port: int, is_relaunch: bool, excluded: tuple[str, ...]
+    ) -> HostsStep:
         """Start an attempt: its nodes start as soon as there are enough hosts."""
         del is_relaunch
         self._wait_until = time.monotonic() + self.plan.wait_for_hosts_s
         unfit = [name for name in excluded if name not in self._were_lost]
-        return HostsStep(host=self, attempt=attempt, excluded=tuple(unfit))
+        return HostsStep(host=self, attempt=attempt, port=port, excluded=tuple(unfit))
 
-    def begin(self, attempt: int, unfit: Sequence[str]) -> list[Link]:
+    def begin(self, attempt: int, port: int, unfit: Sequence[str]) -> list[Link]:
         """Start every node; return none while lost hosts are awaited. Raises ClusterrunError."""
         chosen = self._choose(unfit)
         if chosen and self._is_waiting:
             self._is_waiting = False
             amend_controller(self.paths, waits="")
         is_apart = any(link.is_apart for link in chosen)
-        if is_apart:
-            Realm(paths=self.paths, attempt=attempt).create_secret()
-            self._orders = []
         files = [*mirror.bundle(self.paths), *self._record()] if is_apart else []
         for rank, link in enumerate(chosen):
             link.attempt, link.code = attempt, None
             link.send(
                 "start",
                 attempt=attempt,
+                words=[str(attempt), self._address_for(link), str(port)],
                 lead_s=self.plan.warning_s,
                 environ=self._environ_of(link, rank, chosen),
                 files=files if link.is_apart else [],
@@ -173,21 +172,12 @@ class HostsHost(Host):
         return lost
 
     def keep_alive(self) -> None:
-        """Show readers on other machines that this process lives.
-
-        Pass the run's requests on to hosts that do not share its directory.
-        """
+        """Show readers on other machines that this process lives."""
         if time.monotonic() >= self._next_sign:
             self._next_sign = time.monotonic() + ALIVE_S
             self._watch_shell()
             with contextlib.suppress(OSError):
                 os.utime(self.paths.controller)
-        apart = [link for link in self.links if link.is_apart and not link.is_lost]
-        with contextlib.suppress(OSError):  # a request may be replaced just now
-            if apart and (orders := mirror.orders(self.paths)) != self._orders:
-                self._orders = orders
-                for link in apart:
-                    link.send("orders", files=orders)
 
     def _watch_shell(self) -> None:
         """Save and end the run if the allocation's shell is gone: the allocation has ended."""
@@ -256,16 +246,19 @@ class HostsHost(Host):
         self._opener = threading.Thread(target=open_lost, daemon=True)
         self._opener.start()
 
+    def _address_for(self, link: Link) -> str:
+        """Return where a host reaches this machine: as it was reached over ssh, if it was."""
+        if link.name == self._here:
+            return LOOPBACK
+        first = parse_host(self.plan.hosts[0]).host if self._here else socket.gethostname()
+        return str(link.facts["client"] or first)
+
     def _environ_of(self, link: Link, rank: int, chosen: Sequence[Link]) -> dict[str, str]:
-        head = chosen[0]
-        reached = link.facts["client"] if head.name == self._here else ""  # over ssh
         environ: dict[str, Any] = {
             **self._values,
             "CLUSTERRUN_HOSTS_JOB_ID": self.job_id,
             "CLUSTERRUN_HOSTS_NODE_RANK": str(rank),
             "CLUSTERRUN_HOSTS_NODES": ",".join(node.name for node in chosen),
-            "CLUSTERRUN_HOSTS_HEAD": reached or parse_host(head.host).host,
-            "CLUSTERRUN_BATCH_PID": str(os.getpid()) if link.name == self._here else "",
         }
         if any(node.is_apart for node in chosen):
             # Hosts that share the home's directory keep one part of a checkpoint together.

@@ -47,8 +47,7 @@ def _ways(node: str, attempt: int) -> dict[str, _Way]:
     logs = (_RUN.log_errors, _RUN.log, _RUN.nccl_log, _RUN.rank_errors)
     grows = [*(of(attempt, node) for of in logs), _RUN.usage(node), _RUN.events(node)]
     whole = [of(attempt, node) for of in (_RUN.flight_dumps, _RUN.live_dumps)]
-    shared = (_RUN.status, _RUN.outcome, _RUN.world, _RUN.resumed, _RUN.stacks, _RUN.request)
-    found = zip(_Way, (grows, whole, [of(attempt) for of in shared]), strict=True)
+    found = zip(_Way, (grows, whole, [_RUN.status(attempt)]), strict=True)
     return {str(path): way for way, paths in found for path in paths}
 
 
@@ -156,18 +155,9 @@ def _read(path: Path, at: int, size: int) -> bytes:
     return b""
 
 
-def orders(paths: RunPaths) -> list[tuple[str, str, int]]:
-    """Return what agents on such hosts must hear of the newest attempt, as `bundle` does."""
-    attempt = paths.newest_attempt()
-    return _texts(paths, (paths.request(attempt), paths.status(attempt)))
-
-
 def bundle(paths: RunPaths) -> list[tuple[str, str, int]]:
     """Return what a host needs for the newest attempt: relative path, text and mode."""
-    return _texts(paths, (*paths.config_files, paths.link_secret(paths.newest_attempt())))
-
-
-def _texts(paths: RunPaths, wanted: Iterable[Path]) -> list[tuple[str, str, int]]:
+    wanted = (*paths.config_files, paths.link_secret(paths.newest_attempt()))
     found = []
     for path in filter(Path.is_file, wanted):
         text = path.read_text(encoding="utf-8", errors="surrogateescape")

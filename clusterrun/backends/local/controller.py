@@ -24,8 +24,9 @@ from typing import Any
 from clusterrun.backends.local import process
 from clusterrun.backends.local.backend import SCHEMA, VISIBLE, Controlling, split_gpus
 from clusterrun.errors import NodeExit
-from clusterrun.launch.plan import Plan
+from clusterrun.launch.plan import LOOPBACK, Plan
 from clusterrun.node.base.processes import adopt_orphans, die_with_parent, kill_descendants
+from clusterrun.node.conductor.agents import Agents
 from clusterrun.node.conductor.conductor import Conductor
 from clusterrun.node.conductor.host import Host, Signals
 from clusterrun.rundir.paths import RunPaths
@@ -47,7 +48,8 @@ def conduct(paths: RunPaths, plan: Plan, job_id: str, ready: Callable[[], None])
     write_controller(paths)
     ready()
     host = LocalHost(paths, plan, job_id)
-    Conductor(paths=paths, plan=plan, host=host, hear=signals.wait).run()
+    agents = Agents(paths, plan, job_id, signals.wake)
+    Conductor(paths=paths, plan=plan, host=host, hear=signals.wait, agents=agents).run()
 
 
 def write_controller(paths: RunPaths) -> None:
@@ -181,30 +183,34 @@ class LocalHost(Host):
         self.environ = {"CLUSTERRUN_LOCAL_JOB_ID": job_id}
         self.time_limit_s = plan.time_minutes * 60 or float("inf")
 
-    def start(self, attempt: int, *, is_relaunch: bool, excluded: tuple[str, ...]) -> LocalStep:
+    def start(
+        self, attempt: int, *, port: int, is_relaunch: bool, excluded: tuple[str, ...]
+    ) -> LocalStep:
         """Start every node. Raises OSError and ClusterrunError."""
         del is_relaunch, excluded  # a simulated node is never lost on its own
         gpus = split_gpus(self.plan, os.environ.get(VISIBLE))
         step = LocalStep(paths=self.paths, running={}, lead_s=self.plan.warning_s)
+        words = (str(attempt), LOOPBACK, str(port))
         for rank in range(self.plan.nodes):
-            node = self._start_node(rank, attempt, gpus[rank] if gpus else None)
+            node = self._start_node(rank, words, gpus[rank] if gpus else None)
             step.running[node.pid] = node
         return step
 
-    def _start_node(self, rank: int, attempt: int, gpus: str | None) -> subprocess.Popen[bytes]:
+    def _start_node(
+        self, rank: int, words: Sequence[str], gpus: str | None
+    ) -> subprocess.Popen[bytes]:
         environ = {name: text for name, text in os.environ.items() if name != VISIBLE}
         environ["CLUSTERRUN_LOCAL_NODE_RANK"] = str(rank)
         environ["CLUSTERRUN_LOCAL_JOB_ID"] = self.job_id
-        environ["CLUSTERRUN_BATCH_PID"] = str(os.getpid())
         if gpus is not None:
             environ[VISIBLE] = gpus
         return subprocess.Popen(
-            ["bash", str(self.paths.node_script), str(self.paths.root), str(attempt)],
+            ["bash", str(self.paths.node_script), str(self.paths.root), *words],
             cwd=self.plan.workdir,
             env=environ,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            preexec_fn=functools.partial(die_with_parent, os.getpid()),  # no threads run here
+            preexec_fn=functools.partial(die_with_parent, os.getpid()),
         )
 
     def register(self) -> None:

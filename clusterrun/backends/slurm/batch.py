@@ -20,6 +20,7 @@ def main(argv: Sequence[str]) -> int:
     signals = Signals()  # first: a signal must not be lost or end the job
     from clusterrun.backends.slurm.host import SlurmHost
     from clusterrun.node.base.stderr import print_trouble
+    from clusterrun.node.conductor.agents import Agents
     from clusterrun.node.conductor.conductor import Conductor
     from clusterrun.rundir.outcome import write_end
     from clusterrun.rundir.paths import RunPaths
@@ -36,7 +37,8 @@ def main(argv: Sequence[str]) -> int:
         write_end(paths, JobState.FAILED, 1)
         return 1
     host = SlurmHost(paths, plan, kind=kind, started=time.monotonic() - int(seconds), srun=srun)
-    code = Conductor(paths=paths, plan=plan, host=host, hear=signals.wait).run()
+    agents = Agents(paths, plan, host.job_id, signals.wake)
+    code = Conductor(paths=paths, plan=plan, host=host, hear=signals.wait, agents=agents).run()
     signals.ignore()
     return code
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -125,17 +126,18 @@ class SlurmHost(Host):
                     return f"accelerate.yaml has {name} {number} now; render the job again"
         return ""
 
-    def start(self, attempt: int, *, is_relaunch: bool, excluded: tuple[str, ...]) -> SrunStep:
+    def start(
+        self, attempt: int, *, port: int, is_relaunch: bool, excluded: tuple[str, ...]
+    ) -> SrunStep:
         """Start an attempt's srun: one task on each node. Raises OSError."""
-        argv = self.command(attempt, is_relaunch=is_relaunch, excluded=excluded)
+        argv = self.command(attempt, port, is_relaunch=is_relaunch, excluded=excluded)
         if self.plan.stage is not Stage.OFF and not is_relaunch:
             words = (str(self.paths.root), *argv)
             argv = module_argv(sys.executable, "clusterrun.backends.slurm.stage", *words)
-        environ = {**self.environ, "CLUSTERRUN_BATCH_PID": str(os.getpid())}
-        return SrunStep(subprocess.Popen(argv, env=environ, stdin=subprocess.DEVNULL))
+        return SrunStep(subprocess.Popen(argv, env=self.environ, stdin=subprocess.DEVNULL))
 
     def command(
-        self, attempt: int, *, is_relaunch: bool, excluded: tuple[str, ...]
+        self, attempt: int, port: int, *, is_relaunch: bool, excluded: tuple[str, ...]
     ) -> tuple[str, ...]:
         """Return srun's command.
 
@@ -147,7 +149,13 @@ class SlurmHost(Host):
             *((f"--exclude={','.join(excluded)}", "--overlap", "--mem=0") if excluded else ()),
             *(("--immediate=60",) if is_relaunch else ()),
             *("bash", str(self.paths.node_script), str(self.paths.root), str(attempt)),
+            *(self._batch_host, str(port)),
         )
+
+    @property
+    def _batch_host(self) -> str:
+        """The name of this node; Slurm has it, but for the address that the node has in Slurm."""
+        return self.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
     def _cpus(self) -> tuple[str, ...]:
         """Return the option that gives each task its node's CPUs: srun would give it one."""

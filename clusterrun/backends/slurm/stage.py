@@ -40,7 +40,7 @@ PACK_S = 900.0  # also for another job that packs
 ASK_S, SEND_S = 120.0, 600.0
 KEPT_PACKS = 3
 THREADS = 16  # that read a directory each: a shared file system answers slowly
-STEP_WORDS = 4  # bash node.sh RUN_DIR ATTEMPT, at the end of srun's command
+STEP_WORDS = 6  # bash node.sh RUN_DIR ATTEMPT HOST PORT, at the end of srun's command
 SPARE_KIB = 1 << 20  # of a node's disk, for everything else
 
 

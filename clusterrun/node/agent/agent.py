@@ -8,10 +8,10 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusterrun.node.agent.answers import NodeAnswers
 from clusterrun.node.agent.journal import Journal
@@ -19,7 +19,6 @@ from clusterrun.node.agent.launcher import LauncherResult, NodeLauncher
 from clusterrun.node.agent.preparation import (
     check_descriptors,
     launcher_of,
-    link_place,
     node_report,
 )
 from clusterrun.node.base.causes import (
@@ -32,15 +31,14 @@ from clusterrun.node.base.causes import (
 )
 from clusterrun.node.base.identity import Attempt
 from clusterrun.node.base.processes import kill_descendants, reap_adopted
-from clusterrun.node.base.report import LaunchParameters
-from clusterrun.node.base.tasks import SharedDisk, Tasks, guarded
+from clusterrun.node.base.report import LaunchParameters, Report
+from clusterrun.node.base.tasks import SharedDisk, guarded
 from clusterrun.node.forge.handle import Forge
 from clusterrun.node.forward.forward import Forwarder
 from clusterrun.node.forward.spool import Spool
 from clusterrun.node.link.clock import Clock
-from clusterrun.node.link.head import Head
-from clusterrun.node.link.member import Member
-from clusterrun.node.recovery.account import Account
+from clusterrun.node.link.handshake import Realm
+from clusterrun.node.link.member import Member, Place
 from clusterrun.node.watch.notes import NodeNotes
 from clusterrun.node.watch.preflight import NodeChecks
 from clusterrun.node.watch.ranks import Ranks
@@ -48,12 +46,11 @@ from clusterrun.node.watch.usage import Sampler
 from clusterrun.rundir.startup import STAGED_AT
 from clusterrun.rundir.usage import Alert, Sample, alert_texts
 from clusterrun.shared.control_page import ControlPage
+from clusterrun.shared.files import size_of
 from clusterrun.shared.hostlist import fold_hostlist
 
-if TYPE_CHECKING:
-    from clusterrun.node.agent.leader import Leader
-
 TICK_S = 0.1
+PROGRESS_S = 1.0
 END_LOOK_S = 0.02
 GRACE_S = 3.0  # from SIGTERM to SIGKILL
 SHIELDED_GRACE_S = 0.1  # the same if all ranks ignore SIGTERM, or have had time to handle it
@@ -63,14 +60,15 @@ DRAIN_S = 8.0  # to write the rest of the log; then agents do not rest
 class Agent:
     """One node's part of an attempt.
 
-    `run` does in this order: meet the other nodes, start the ranks and watch them until the link
-    says how the attempt ends, end what is left of them, record the ending, rest until the next
-    attempt, leave the link. `end` and `warn` may be called at any time.
+    `run` does in this order: meet the other nodes, start the ranks and watch them until the
+    conductor says how the attempt ends, end what is left of them, record the ending, wait for the
+    next attempt. `end` and `warn` may be called at any time.
     """
 
     def __init__(
         self,
         attempt: Attempt,
+        place: Place,
         spool: Spool,
         page: ControlPage,
         forwarder: Forwarder,
@@ -78,22 +76,18 @@ class Agent:
         forge: Forge | None = None,
     ) -> None:
         self._attempt, self._plan, self._who = attempt, attempt.plan, attempt.who
-        self._spool, self._page, self._forge = spool, page, forge
-        self._disk, self._tasks, self._cancelled = SharedDisk(), Tasks(), asyncio.Event()
-        self._journal, self._account = Journal(attempt, forwarder, clock), Account(attempt)
-        self._checks = NodeChecks(attempt.plan, is_head=attempt.who.is_head)
+        self._place, self._spool, self._page, self._forge = place, spool, page, forge
+        self._disk, self._cancelled = SharedDisk(), asyncio.Event()
+        self._journal = Journal(attempt, forwarder, clock)
+        self._checks = NodeChecks(attempt.plan, is_head=attempt.who.is_first)
         self._notes = NodeNotes(attempt, self._checks)
         self._answers = NodeAnswers(attempt, spool, page, self._disk)
-        self._leader: Leader | None = None
-        if attempt.who.is_head:
-            from clusterrun.node.agent.leader import Leader  # other nodes start without it
-
-            shared = (self._disk, self._journal, self._answers, self._account)
-            self._leader = Leader(attempt, spool, forge, *shared)
-        self._member: Member | None = None  # once the nodes have met
-        self.was_warned = self._was_signalled = self._is_resting = self._is_stuck = False
+        self._link: Member | None = None
+        self.was_warned = self._was_signalled = self._is_stuck = False
+        self._is_running = self._is_resting = False
         self.next_attempt, self.may_rest = 0, True
-        self.has_lost_node = self.has_lost_head = False
+        self._lost_by: Ending | None = None
+        self._told_at = 0.0
 
     @property
     def unawaited(self) -> list[int]:
@@ -101,27 +95,28 @@ class Agent:
         return self._notes.pids
 
     @property
-    def is_orphaned(self) -> bool:
-        """Return whether the head is lost, and this agent was not signalled to end."""
-        return self.has_lost_head and not self._was_signalled
+    def orphaned_by(self) -> Ending | None:
+        """The loss of the conductor, if this agent was not signalled to end; else None."""
+        return None if self._was_signalled else self._lost_by
 
     def end(self) -> None:
         """End the job on all nodes, after a checkpoint if the ranks can write one."""
         self._was_signalled = True
-        if self._is_resting:
-            if self._member is not None:
-                self._member.end_rest()
-        elif self._leader and self._leader.interruption is not None:
-            self._leader.interruption.ending()
-        elif self._member is not None and (self._page.is_used or self._answers.own.are_caught):
-            self._member.interrupt()
+        if self._is_resting and self._link is not None:
+            self._link.end_rest()
+        elif (
+            self._is_running
+            and self._link is not None
+            and (self._page.is_used or self._answers.own.are_caught)
+        ):
+            self._link.tell("interrupt")
         else:
             self._cancelled.set()
 
     def warn(self) -> None:
         """Handle a warning signal: a request was written, or the time limit is near."""
-        if self._leader and self._leader.interruption is not None and not self._is_resting:
-            self._leader.interruption.warned()
+        if self._link is not None and self._is_running:
+            self._link.tell("warned", are_caught=self._answers.own.are_caught)
         self.was_warned = True
 
     async def run(self) -> int:
@@ -135,23 +130,35 @@ class Agent:
     async def _run(self) -> int:
         asyncio.get_running_loop().set_exception_handler(self._journal.task_failed)
         self._journal.event("started", **self._about())
+        link = self._link = Member(
+            self._who,
+            Realm(paths=self._attempt.paths, attempt=self._attempt.number),
+            self._place,
+            float(self._plan.rendezvous_timeout_s),
+            self._journal.clock,
+            self._journal.clock_compared,
+            self._journal.told,
+            self._answers.answerers(),
+            self._disk,
+        )
+        report = asyncio.ensure_future(self._report())
         try:
-            link, parameters = await guarded(self._meet(), self._raise_when_cancelled())
+            parameters = await guarded(link.meet(report), self._raise_when_cancelled())
         except NodeError as error:
-            is_apart = error.code in (NodeExit.NODE_LOST, NodeExit.RENDEZVOUS_FAILED)
-            self.has_lost_head = is_apart and not self._who.is_head
-            return await self._ended(Ending.refused(error), tell=not error.is_told)
+            return await self._refused(link, error)
+        finally:
+            report.cancel()
         met = vars(parameters)
         self._journal.event("rendezvous", **{n: v for n, v in met.items() if n != "variables"})
-        if self._leader:
-            self._leader.say_where(parameters)
+        if self._who.is_first:
+            self._journal.say_where(self._plan, parameters)
         return await self._train(link, parameters)
 
     def _about(self) -> dict[str, Any]:
         who = self._who
         host, pid = socket.gethostname(), os.getpid()
         about = {"node_rank": who.node_rank, "host": host, "pid": pid, **self._notes.missing()}
-        if not who.is_head:
+        if not who.is_first:
             return about
         for name, variable in (("job_start", "SLURM_JOB_START_TIME"), ("staged_at", STAGED_AT)):
             with contextlib.suppress(KeyError, ValueError):  # Slurm 22.05 does not set the first
@@ -162,37 +169,48 @@ class Agent:
         await self._cancelled.wait()
         raise NodeError(NodeExit.CANCELLED, "cancelled")
 
-    async def _meet(self) -> tuple[Head | Member, LaunchParameters]:
+    async def _report(self) -> Report:
+        """Return this node's report; the first node also prepares how all ranks are launched."""
+        preparing = asyncio.ensure_future(self._prepare_launch())
         checking = asyncio.ensure_future(self._checks.report())
         check_descriptors(self._attempt)
-        if self._leader:
-            await self._disk.do(self._account.open)
         report = await self._disk.do(partial(node_report, self._plan, self._who))
-        link: Head | Member
-        place = link_place(self._attempt)
-        if self._leader:
-            link = Head(*place, self._leader.decide, self._disk, self._leader.prepare)
-        else:
-            clock, compared = self._journal.clock, self._journal.clock_compared
-            link = Member(*place, clock, compared, self._answers.answerers(), self._disk)
         checks = await checking
-        if self._leader:
+        if self._who.is_first:
             self._journal.event("checked")
-        return link, await link.meet(replace(report, checks=checks, facts=self._checks.facts))
+        port, variables = await preparing
+        return replace(
+            report, checks=checks, facts=self._checks.facts, port=port, variables=variables
+        )
 
-    async def _train(self, link: Head | Member, parameters: LaunchParameters) -> int:
+    async def _prepare_launch(self) -> tuple[int, Mapping[str, str]]:
+        if not self._who.is_first:
+            return 0, {}
+        from clusterrun.node.agent.first import prepare_launch  # other nodes start without it
+
+        return await prepare_launch(self._attempt, self._spool, self._forge, self._journal)
+
+    async def _refused(self, link: Member, error: NodeError) -> int:
+        """Report that this node cannot take part; to the user if the conductor is lost."""
+        ending = Ending.refused(error)
+        if link.has_lost_conductor:
+            self._lost_by = ending
+        elif not error.is_told:
+            about: Any = {"code": error.code, "cause": error.cause, "message": error.message}
+            link.report_failure(Failure(node=self._who.node, **about))
+        await link.close()
+        return self._ended(ending, tell=link.has_lost_conductor)
+
+    async def _train(self, link: Member, parameters: LaunchParameters) -> int:
         ranks = self._answers.ranks = Ranks(
             spool=self._spool,
             node=self._who.node,
             happened=self._rank_event,
             failed=partial(self._rank_failed, link),
         )
-        if isinstance(link, Member):
-            self._member = link
-        elif self._leader:
-            self._leader.watch(link, self._tasks, self._cancelled.set)
-            if self.was_warned:
-                self.warn()
+        self._is_running = True
+        if self.was_warned:
+            self.warn()
         launcher = launcher_of(
             self._attempt, parameters, self._spool, self._forge, self._journal.say_not_forked
         )
@@ -204,7 +222,6 @@ class Agent:
             ending = await guarded(link.ending(), self._watch(launcher, ranks, link))
         finally:
             sampler.stop()
-        self._tasks.cancel()
         noting = asyncio.ensure_future(self._notes.notes(ending, ranks.by_pid))
         await asyncio.sleep(0)  # it first lists the processes
         await self._terminate(launcher, ranks)
@@ -212,11 +229,12 @@ class Agent:
             self._journal.event("note", note=asdict(note))
             self._journal.say(str(note), tell=False)
         self._kill(launcher, ranks)
-        code = await self._ended(ending)
-        self.next_attempt = await self._rest(link, ending)
-        await link.leave()
-        # srun waits for a silent node as for a lost one
-        self.has_lost_node |= not isinstance(link, Member) and link.left_behind
+        code = self._ended(ending, tell=link.has_lost_conductor)
+        if link.has_lost_conductor:
+            self._lost_by = ending
+            await link.close()
+        else:
+            self.next_attempt = await self._leave(link, ending)
         return code
 
     def _sampler(self) -> Sampler:
@@ -239,7 +257,7 @@ class Agent:
 
     # While the ranks run
 
-    async def _watch(self, launcher: NodeLauncher, ranks: Ranks, link: Head | Member) -> None:
+    async def _watch(self, launcher: NodeLauncher, ranks: Ranks, link: Member) -> None:
         """Watch ranks and launcher, and report how they ended."""
         while not self._cancelled.is_set():
             ranks.look()
@@ -247,9 +265,10 @@ class Agent:
             reap_adopted(
                 besides={*launcher.pids, *ranks.pids.values(), *self._answers.own.witnesses}
             )
+            self._tell_progress(link, ranks)
             # A launcher takes another second to exit after its last rank.
             if ranks.ended_well == self._plan.procs_per_node:
-                link.report_done()
+                link.report_done(has_left=self._page.has_left)
                 break
             result = launcher.result()
             if result is not None:
@@ -259,21 +278,30 @@ class Agent:
         await self._cancelled.wait()
         link.report_failure(cancelled(self._who.node))
 
+    def _tell_progress(self, link: Member, ranks: Ranks) -> None:
+        """Report now and then, from the first node, how far its ranks are."""
+        now = time.monotonic()
+        if not self._who.is_first or now < self._told_at + PROGRESS_S:
+            return
+        self._told_at = now
+        link.tell(
+            "progress",
+            calls=sum(map(self._page.calls, self._page.ranks)),
+            printed=sum(size_of(output.path) for output in self._spool.outputs()),
+            ended_well=ranks.ended_well,
+        )
+
     def _rank_event(self, event: dict[str, Any]) -> None:
         kind = event.get("type")
-        if kind == "resumed":  # it writes a file
-            self._disk.do(partial(self._account.take, dict(event)))
-        else:
-            self._account.take(event)
-        if self._leader:
-            self._leader.heard(event)
+        if self._who.is_first and self._link is not None:
+            self._link.tell("rank_event", event=event)
         if kind == "alive":  # too many for the file, where the last steps must be found
             return
         if kind == "rank_start":
             event.setdefault("device", self._plan.device.value)
         self._journal.of_rank(event)
 
-    def _rank_failed(self, link: Head | Member, failure: Failure) -> None:
+    def _rank_failed(self, link: Member, failure: Failure) -> None:
         """Report how a rank failed; the forge is to blame for ranks that were killed with it."""
         forge = self._forge
         if forge and forge.pids and forge.is_dead and failure.signal == signal.SIGKILL:
@@ -281,7 +309,7 @@ class Agent:
             failure = replace(failure, rank=None, cause=Cause.LAUNCHER, message=text)
         link.report_failure(failure)
 
-    def _launcher_ended(self, result: LauncherResult, ranks: Ranks, link: Head | Member) -> None:
+    def _launcher_ended(self, result: LauncherResult, ranks: Ranks, link: Member) -> None:
         ranks.look()
         ranks.settle_by_launcher(result.failures)
         if ranks.have_failed:
@@ -289,7 +317,7 @@ class Agent:
         count, planned = ranks.heard_of, self._plan.procs_per_node
         is_short = self._plan.world_contract and count < planned
         if result.code == 0 and not is_short:
-            link.report_done()
+            link.report_done(has_left=self._page.has_left)
             return
         when = f" after {count} of {planned} ranks had started" if is_short else ""
         number = max(0, -result.code)
@@ -338,20 +366,12 @@ class Agent:
         ranks.look()
         return launcher.is_over or ranks.all_ended(self._plan.procs_per_node)
 
-    async def _ended(self, ending: Ending, *, tell: bool = False) -> int:
-        """Record the ending; the head, or a member that lost the head, reports it to the user."""
-        failure, head = ending.failure, self._who.nodes[0]
-        if failure is not None:
-            is_lost = failure.cause is Cause.NODE_LOST and self._who.is_head
-            is_head_lost = failure.cause is Cause.NODE_LOST and failure.node == head and not is_lost
-            tell = self._who.is_head or is_head_lost
-            if failure.node == self._who.node or is_head_lost or is_lost:
-                data = asdict(failure)
-                self._journal.event("failed", **{"ts": data.pop("at"), **data})
-            self.has_lost_node = is_lost
-            self.has_lost_head = is_head_lost
-        if tell or self._who.is_head:
-            await self._disk.do(partial(self._account.close, ending))
+    def _ended(self, ending: Ending, *, tell: bool) -> int:
+        """Record the ending; with `tell` also report it to the user, as the conductor would."""
+        failure = ending.failure
+        if failure is not None and (failure.node == self._who.node or tell):
+            data = asdict(failure)
+            self._journal.event("failed", **{"ts": data.pop("at"), **data})
         self._journal.event("ended", code=ending.code, reason=ending.reason)
         self._journal.forwarder.end(ending.code, ending.reason)
         if ending.code:
@@ -359,21 +379,14 @@ class Agent:
             self._journal.say(reason, tell=tell, is_error=ending.cause.is_failure)
         return ending.code
 
-    async def _rest(self, link: Head | Member, ending: Ending) -> int:
-        """Wait for the next attempt, with the log written; return its number, 0 to leave."""
-        is_lost = ending.cause is Cause.NODE_LOST or self.is_orphaned
-        may_rest = self.may_rest and ending.cause.is_failure
-        if is_lost or not may_rest or self._plan.cluster.scheduler.has_hosts:
-            return 0
-        self._is_resting, self.was_warned = True, False
-        link.report_done()
+    async def _leave(self, link: Member, ending: Ending) -> int:
+        """Write the rest of the log and wait for the next attempt; return its number, 0 to exit."""
+        self._is_running, self._is_resting, self.was_warned = False, True, False
+        link.report_done(has_left=self._page.has_left)
         is_drained = await asyncio.to_thread(self._journal.forwarder.finish, DRAIN_S)
-        is_well = is_drained and not (self._is_stuck or self._was_signalled)
-        following = 0
-        if isinstance(link, Member):
-            following = await link.rest(is_well=is_well)
-        elif is_well:
-            from clusterrun.node.agent.leader import rest
-
-            following = await rest(link, self._attempt, self._disk, lambda: self._was_signalled)
+        may_rest = self.may_rest and not self._plan.cluster.scheduler.has_hosts
+        is_fit = may_rest and not (self._is_stuck or self._was_signalled)
+        is_well = is_drained and is_fit and ending.cause.is_failure
+        following = await link.rest(is_well=is_well)
+        await link.close()
         return 0 if self._was_signalled else following

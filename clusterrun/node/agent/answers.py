@@ -1,4 +1,4 @@
-"""What the head asks each node while its ranks run; it answers for its own node, too."""
+"""What the conductor asks each node while its ranks run."""
 
 from __future__ import annotations
 

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from typing import Any
 
+from clusterrun.launch.plan import Plan
 from clusterrun.node.base.identity import Attempt
+from clusterrun.node.base.report import LaunchParameters
 from clusterrun.node.base.stderr import say_on_stderr
+from clusterrun.node.base.tasks import task_error
 from clusterrun.node.forward.forward import Forwarder
 from clusterrun.node.link.clock import Clock, Offset
-
-LINE_CHARS = 1000
+from clusterrun.shared.wording import count
 
 
 class Journal:
-    """The events and lines of one node, in the head's time."""
+    """The events and lines of one node, in the conductor's time."""
 
     def __init__(self, attempt: Attempt, forwarder: Forwarder, clock: Clock) -> None:
         self.forwarder, self.clock = forwarder, clock
         self._number, self._who = attempt.number, attempt.who
 
     def now_s(self) -> float:
-        """Return the head's time in seconds."""
+        """Return the conductor's time in seconds."""
         return self.clock.corrected_s(time.time())
 
     def event(self, kind: str, /, **fields: Any) -> None:
@@ -45,21 +48,34 @@ class Journal:
         if tell:
             say_on_stderr(f"{self._who.node}: {text}")
 
+    def told(self, message: Mapping[str, Any]) -> None:
+        """Record an event or a line of the conductor."""
+        if message.get("type") == "event":
+            self.event(str(message["name"]), **message["fields"])
+        else:
+            self.say(str(message["text"]), tell=False)
+
+    def say_where(self, plan: Plan, parameters: LaunchParameters) -> None:
+        """Log where the ranks meet."""
+        world = f"{count(plan.nodes, 'node')} x {count(plan.procs_per_node, 'rank')}"
+        where = f"{parameters.address}:{parameters.port}"
+        over = f" over {parameters.interface}" if parameters.interface else ""
+        text = f"{world}, rendezvous at {where}{over}, precision {parameters.precision}"
+        self.say(text, tell=False)
+
     def say_not_forked(self, why: str) -> None:
-        """Say why the ranks of this node are not forked; the head tells the user."""
-        self.say(why, tell=self._who.is_head)
+        """Say why the ranks of this node are not forked; the first node tells the user."""
+        self.say(why, tell=self._who.is_first)
         self.event("not_forked", reason=why)
 
     def clock_compared(self, offset: Offset) -> None:
-        """Record that this node's clock differs from the head's."""
+        """Record that this node's clock differs from the conductor's."""
         self.event("clock", offset_us=offset.offset_us, rtt_us=offset.rtt_us)
         seconds = abs(offset.offset_us) / 1_000_000
         side = "ahead of" if offset.offset_us > 0 else "behind"
-        text = f"this node's clock is {seconds:.3f} s {side} the head's; times are corrected"
+        text = f"this node's clock is {seconds:.3f} s {side} the conductor's; times are corrected"
         self.say(text, tell=False)
 
     def task_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Report the error of a background task in one line instead of asyncio's traceback."""
-        error = context.get("exception")
-        what = f": {type(error).__name__}: {error}" if error else ""
-        self.say(f"internal error: {context['message']}{what}"[:LINE_CHARS])
+        self.say(task_error(context))

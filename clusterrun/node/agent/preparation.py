@@ -7,14 +7,11 @@ import json
 import os
 import socket
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping
 
 from clusterrun.config.choices import Device, Launcher
 from clusterrun.health.facts import versions
 from clusterrun.health.gpu_answer import LONG_S, GpuAnswer, device_names
-from clusterrun.health.reports import has_group
 from clusterrun.launch.accelerate_argv import NodeLaunch, launch_argv
 from clusterrun.launch.plan import LOOPBACK, Plan, Precision
 from clusterrun.node.agent.environment import of_rank, portable, rank_environment
@@ -27,13 +24,11 @@ from clusterrun.node.agent.launcher import (
 )
 from clusterrun.node.base.causes import NodeError, NodeExit
 from clusterrun.node.base.identity import Attempt, Identity
-from clusterrun.node.base.ports import Ports, candidate_ports, free_port, interface_of
+from clusterrun.node.base.ports import Ports, candidate_ports, free_port
 from clusterrun.node.base.report import LaunchParameters, Report
 from clusterrun.node.forge.handle import Forge
 from clusterrun.node.forge.launcher_variables import Variables
 from clusterrun.node.forward.spool import Spool
-from clusterrun.node.link.handshake import Realm
-from clusterrun.rundir.world import write_world
 from clusterrun.shared import shell
 from clusterrun.shared.descriptors import needed_descriptors, raise_descriptor_limit
 from clusterrun.shared.installed import own_version
@@ -51,7 +46,7 @@ Capabilities = tuple[tuple[int, int], ...]
 
 
 def node_report(plan: Plan, who: Identity) -> Report:
-    """Return this node's report to the head."""
+    """Return this node's report to the conductor."""
     if plan.is_smoke:  # what is wrong is reported
         return Report(node=who.node, node_rank=who.node_rank, versions={})
     is_cuda = plan.device is Device.CUDA
@@ -81,9 +76,9 @@ def check_descriptors(attempt: Attempt) -> None:
     Raises NodeError if the hard limit is too low.
     """
     plan, who = attempt.plan, attempt.who
-    wanted = needed_descriptors(plan.nodes, plan.world_size)
+    wanted = needed_descriptors(0, plan.world_size)
     limit = raise_descriptor_limit()
-    if who.is_head and limit < wanted:
+    if who.is_first and limit < wanted:
         text = f"{plan.world_size} ranks need {wanted} open files in one process"
         raise NodeError(NodeExit.NODE_UNFIT, f"{who.node}: {text}; ulimit -Hn is {limit}")
 
@@ -131,61 +126,11 @@ def _torch_capabilities() -> Capabilities:
     return ()
 
 
-def link_place(attempt: Attempt) -> tuple[Identity, Realm, tuple[int, ...], float]:
-    """Return where and for how long the agents meet."""
-    plan, paths, who = attempt.plan, attempt.paths, attempt.who
-    over, timeout_s = None, float(plan.rendezvous_timeout_s)
-    if plan.is_smoke:  # of nodes that are checked, a busy one may start half as fast
-        over = partial(has_group, paths.root)
-        with contextlib.suppress(OSError):
-            took_s = time.time() - paths.owner(attempt.number).stat().st_mtime
-            extra_s = min(max(took_s, 0.0), START_MOST_S)
-            timeout_s = JOIN_S + JOIN_NODE_S * plan.nodes + extra_s if who.is_head else timeout_s
-    realm = Realm(paths=paths, attempt=attempt.number, over=over)
-    return who, realm, attempt_ports(attempt).link, timeout_s
-
-
-def decided_parameters(
-    attempt: Attempt, reports: Sequence[Report], address: str, port: int = 0
-) -> LaunchParameters:
-    """Decide, as the head, the launch parameters.
-
-    `port` already has the ranks' store, if not 0. Another was free when it was checked.
-    """
-    variables: dict[str, str] = {}
-    if (plan := attempt.plan).is_smoke:  # accelerate may not start on a node that is checked
-        own = ("RANK", "LOCAL_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
-        sizes = {"WORLD_SIZE": plan.world_size, "LOCAL_WORLD_SIZE": plan.procs_per_node}
-        variables = {**dict.fromkeys(own, ""), **{name: str(n) for name, n in sizes.items()}}
-    return LaunchParameters(
-        precision=decided_precision(attempt.plan.precision, reports),
-        address=address,
-        port=port or _rendezvous_port(attempt),
-        interface=interface_of(address),
-        variables=variables,
-    )
-
-
-def decided_precision(planned: Precision, reports: Sequence[Report]) -> str:
-    """Return the planned precision, else bf16 or fp16 by the head's GPUs. Raises NodeError."""
-    if planned is not Precision.HEAD:
-        return str(planned.value)
-    from clusterrun.estimates.gpus import has_bf16  # slow to import; asked only for GPUs
-
-    head = reports[0]
-    if not head.capabilities:
-        text = (
-            f"{head.node}: cannot read the compute capability of its GPUs to choose bf16 or fp16;"
-            " set --mixed-precision"
-        )
-        raise NodeError(NodeExit.NODE_UNFIT, text)
-    if not has_bf16(min(head.capabilities)):
-        return Precision.FP16.value
-    able = [each.node for each in reports if each.capabilities and has_bf16(min(each.capabilities))]
-    if unable := [report.node for report in reports if report.node not in able]:
-        text = f"the head chose bf16, which the GPUs of {', '.join(unable)} do not support"
-        raise NodeError(NodeExit.NODE_UNFIT, f"{text}; set --mixed-precision fp16")
-    return Precision.BF16.value
+def smoke_variables(plan: Plan) -> dict[str, str]:
+    """Return the variables of ranks that check nodes: accelerate may not start there."""
+    own = ("RANK", "LOCAL_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+    sizes = {"WORLD_SIZE": plan.world_size, "LOCAL_WORLD_SIZE": plan.procs_per_node}
+    return {**dict.fromkeys(own, ""), **{name: str(n) for name, n in sizes.items()}}
 
 
 def attempt_ports(attempt: Attempt) -> Ports:
@@ -195,7 +140,8 @@ def attempt_ports(attempt: Attempt) -> Ports:
     return candidate_ports(job, attempt.number, attempt.plan.port_range)
 
 
-def _rendezvous_port(attempt: Attempt) -> int:
+def rendezvous_port(attempt: Attempt) -> int:
+    """Return a port of this node that is free now. Raises NodeError."""
     fixed = attempt.plan.main_process_port
     try:
         return free_port((fixed,) if fixed else attempt_ports(attempt).rendezvous)
@@ -203,16 +149,6 @@ def _rendezvous_port(attempt: Attempt) -> int:
         where = f"{attempt.who.node}: port {fixed}" if fixed else attempt.who.node
         text = f"{where}: no port is free for the rendezvous: {error}"
         raise NodeError(NodeExit.RENDEZVOUS_FAILED, text) from error
-
-
-def prepare_run_dir(attempt: Attempt) -> None:
-    """Record, as the head, which node has which ranks, and make the checkpoint directory.
-
-    It must exist before a node's file system caches that it does not.
-    """
-    paths, plan = attempt.paths, attempt.plan
-    paths.checkpoints_dir.mkdir(mode=0o700, exist_ok=True)
-    write_world(paths, attempt.number, attempt.who.nodes, plan.procs_per_node)
 
 
 def launch_arguments(attempt: Attempt, parameters: LaunchParameters) -> tuple[str, ...]:
@@ -234,7 +170,7 @@ def host_store(attempt: Attempt, forge: Forge) -> int:
 
     Ranks that find no store try again half a second later.
     """
-    port = _rendezvous_port(attempt)
+    port = rendezvous_port(attempt)
     forge.host_store((LOOPBACK, port, attempt.plan.nodes, attempt.plan.rendezvous_timeout_s))
     return port
 
@@ -291,7 +227,7 @@ def _start(
     ranks = [of_rank(attempt, parameters, env, spool, n) for n in range(plan.procs_per_node)]
     first = who.node_rank * plan.procs_per_node
     command = " ".join(plan.entry)
-    is_host = who.is_head and is_store_used(parameters.variables)
+    is_host = who.is_first and is_store_used(parameters.variables)
     host = (parameters.address, parameters.port, plan.nodes, plan.rendezvous_timeout_s)
     return Start(
         entry=plan.entry,

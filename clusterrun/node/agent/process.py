@@ -22,6 +22,7 @@ from clusterrun.node.forge.ranks import WARNINGS
 from clusterrun.node.forward.forward import POLL_S, Forwarder, Limits
 from clusterrun.node.forward.spool import Spool, create_spool
 from clusterrun.node.link.clock import Clock
+from clusterrun.node.link.member import Place
 from clusterrun.node.recovery.lost_head import see_to_run
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.plan import read_plan
@@ -32,10 +33,13 @@ DRAIN_S = 10.0
 CANCELLING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def run_agent(run_dir: Path, number: int) -> int:
-    """Run this node's agent, one attempt after the other; return the last one's exit status."""
+def run_agent(run_dir: Path, number: int, place: Place) -> int:
+    """Run this node's agent, one attempt after the other; return the last one's exit status.
+
+    The conductor listens at `place`.
+    """
     adopt_orphans()
-    paths, post = RunPaths(root=run_dir), Post()
+    paths, post = RunPaths(root=run_dir), Post(place)
     code, following = 0, number
     while following:
         try:
@@ -68,7 +72,7 @@ def _run_attempt(paths: RunPaths, number: int, post: Post) -> tuple[int, int]:
     forwarder = Forwarder(spool, paths, number, who.node, limits=limits, clock=post.clock)
     forwarder.start()
     attempt = Attempt(plan=plan, paths=paths, number=number, who=who)
-    agent = Agent(attempt, spool, page, forwarder, post.clock, post.forge)
+    agent = Agent(attempt, post.place, spool, page, forwarder, post.clock, post.forge)
     agent.may_rest = post.may_rest
     try:
         return asyncio.run(_run(agent, post)), agent.next_attempt
@@ -76,8 +80,8 @@ def _run_attempt(paths: RunPaths, number: int, post: Post) -> tuple[int, int]:
         kill_descendants(agent.unawaited, spared=post.spared if agent.next_attempt else ())
         if not agent.next_attempt:
             post.close()
-        if agent.is_orphaned:
-            see_to_run(attempt, forwarder.say)
+        if agent.orphaned_by is not None:
+            see_to_run(attempt, agent.orphaned_by, forwarder.say)
         if forwarder.finish(DRAIN_S):
             spool.remove()
         else:
@@ -86,14 +90,10 @@ def _run_attempt(paths: RunPaths, number: int, post: Post) -> tuple[int, int]:
             text = f"not all logs could be written to {paths.root} ({why}): {lost} are missing"
             kept = f"the ranks' own files are kept on {who.node} in {spool.keep()}"
             say_on_stderr(f"{who.node}: {text}; {kept}")
-        if agent.has_lost_node and not agent.next_attempt:
-            # All agents but the lost ones have exited; srun may wait minutes.
-            with contextlib.suppress(OSError, ValueError):
-                os.kill(int(os.environ.get("CLUSTERRUN_BATCH_PID", "")), signal.SIGURG)
 
 
 class Post:
-    """What lasts from attempt to attempt: the clock, the forge, the way of signals to the agent.
+    """What lasts from attempt to attempt: the conductor's `place`, the clock, the forge, signals.
 
     The processes `spared` also last. `may_rest` is False if a setup line has left a process: it
     ends with its attempt.
@@ -102,8 +102,8 @@ class Post:
     ended. The launcher ignores the warning signals; the ranks have them as at a terminal.
     """
 
-    def __init__(self) -> None:
-        started = begun()
+    def __init__(self, place: Place) -> None:
+        self.place, started = place, begun()
         self.clock, self.forge = Clock(), Forge(started) if started else None
         self.may_rest = not has_children(self.spared)
         self._agent: Agent | None = None

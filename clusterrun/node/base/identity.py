@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from clusterrun.errors import ClusterrunError
-from clusterrun.launch.plan import LOOPBACK, Plan
+from clusterrun.launch.plan import Plan
 from clusterrun.node.base.causes import NodeError, NodeExit
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared.hostlist import parse_hostlist
@@ -14,18 +14,18 @@ from clusterrun.shared.hostlist import parse_hostlist
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """One node of one job; `nodes` is in rank order and the first listens on `head_host`."""
+    """One node of one job; `nodes` is in rank order. The conductor runs on `conductor`."""
 
     job_id: str
     node: str
     node_rank: int
     nodes: tuple[str, ...]
-    head_host: str
+    conductor: str
     is_local: bool = False
 
     @property
-    def is_head(self) -> bool:
-        """Return whether this node decides for all."""
+    def is_first(self) -> bool:
+        """Return whether rank 0 is on this node."""
         return self.node_rank == 0
 
 
@@ -52,7 +52,7 @@ def identity(env: Mapping[str, str], nodes: int) -> Identity:
             node=local_node(rank),
             node_rank=rank,
             nodes=tuple(map(local_node, range(nodes))),
-            head_host=LOOPBACK,
+            conductor=local_node(0),
             is_local=True,
         )
     if "CLUSTERRUN_HOSTS_NODE_RANK" in env:
@@ -63,7 +63,7 @@ def identity(env: Mapping[str, str], nodes: int) -> Identity:
             node=names[rank],
             node_rank=rank,
             nodes=names,
-            head_host=env["CLUSTERRUN_HOSTS_HEAD"],
+            conductor=names[0],
         )
     if "SLURM_JOB_ID" in env:
         return _slurm(env, nodes)
@@ -81,11 +81,7 @@ def local_node(rank: int) -> str:
 def _slurm(env: Mapping[str, str], nodes: int) -> Identity:
     # A step may run on fewer nodes than the job.
     text = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or ""
-    try:
-        hosts = tuple(parse_hostlist(text))
-    except ClusterrunError as error:
-        message = f"cannot read the node list {text!r}: {error.message}"
-        raise NodeError(NodeExit.RENDEZVOUS_FAILED, message) from error
+    hosts = _nodes(text)
     if len(hosts) != nodes:
         message = f"Slurm gave {len(hosts)} nodes ({text}), but the job was planned for {nodes}"
         raise NodeError(NodeExit.RENDEZVOUS_FAILED, message)
@@ -98,8 +94,16 @@ def _slurm(env: Mapping[str, str], nodes: int) -> Identity:
         node=env.get("SLURMD_NODENAME") or hosts[rank],
         node_rank=rank,
         nodes=hosts,
-        head_host=hosts[0],
+        conductor=next(iter(_nodes(env.get("SLURM_JOB_NODELIST", ""))), hosts[0]),
     )
+
+
+def _nodes(text: str) -> tuple[str, ...]:
+    try:
+        return tuple(parse_hostlist(text))
+    except ClusterrunError as error:
+        message = f"cannot read the node list {text!r}: {error.message}"
+        raise NodeError(NodeExit.RENDEZVOUS_FAILED, message) from error
 
 
 def _number(env: Mapping[str, str], name: str) -> int:

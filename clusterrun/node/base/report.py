@@ -16,7 +16,8 @@ class Report:
     """A node's report before the launch; `problem` is empty if the node is fit.
 
     `capabilities` are the compute capabilities of the GPUs that it may use, `checks` the notes and
-    failures of its preflight, `facts` what should be equal on all nodes.
+    failures of its preflight, `facts` what should be equal on all nodes. Only the first node gives
+    `port` and `variables`, as LaunchParameters has them.
     """
 
     node: str
@@ -26,11 +27,13 @@ class Report:
     problem: str = ""
     checks: tuple[Finding, ...] = ()
     facts: Mapping[str, str] = field(default_factory=dict)
+    port: int = 0
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchParameters:
-    """The launch parameters; `address` is the head's, and `interface` is this node's.
+    """The launch parameters; `address` is the first node's, and `interface` is this node's.
 
     `variables` is what `accelerate launch` adds to the environment of node 0's first rank, empty if
     each node starts `accelerate launch` itself.

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+LINE_CHARS = 1000  # of an error
 _T = TypeVar("_T")
 
 
@@ -46,6 +47,13 @@ class Tasks:
             name = getattr(task.get_coro(), "__qualname__", "a task")
             context = {"message": f"{name} failed", "exception": error}
             task.get_loop().call_exception_handler(context)
+
+
+def task_error(context: Mapping[str, Any]) -> str:
+    """Describe, in one line, the error that asyncio's handler of exceptions gets."""
+    error = context.get("exception")
+    what = f": {type(error).__name__}: {error}" if error else ""
+    return f"internal error: {context['message']}{what}"[:LINE_CHARS]
 
 
 async def guarded(work: Coroutine[Any, Any, _T], guard: Coroutine[Any, Any, None]) -> _T:

@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeVar
 from clusterrun.errors import ClusterrunError, Exit, NodeExit, SchedulerUnreachableError, describe
 from clusterrun.launch.plan import Plan
 from clusterrun.node.base.stderr import print_trouble, say_on_stderr
+from clusterrun.node.conductor.agents import Agents, Stage
 from clusterrun.node.conductor.host import Host, Step, held
-from clusterrun.rundir.claims import followed_by, pass_on, take_attempt
+from clusterrun.node.link.handshake import Realm
+from clusterrun.rundir.claims import followed_by, take_attempt
 from clusterrun.rundir.outcome import Next, write_end
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.request import Reason, read_request, write_request
@@ -55,12 +57,16 @@ class _OverError(Exception):
 
 @dataclass(kw_only=True)
 class Conductor:
-    """One job of a run, from its first attempt to its end. `hear` returns new signals."""
+    """One job of a run, from its first attempt to its end.
+
+    `hear` returns new signals, and early at a new stage of the `agents`.
+    """
 
     paths: RunPaths
     plan: Plan
     host: Host
     hear: Callable[[float], list[int]]
+    agents: Agents
     clock: Callable[[], float] = time.monotonic
 
     attempt: int = 0
@@ -88,7 +94,7 @@ class Conductor:
             print_trouble()
             finish = self.terminated or Finish(state=JobState.FAILED, code=1)
         if self.step is not None:
-            self._pass_on(0)
+            self._dismiss()
             self.step.kill()
         if finish.state is not None and not self.continues_elsewhere:
             self._write_end(finish)
@@ -156,27 +162,37 @@ class Conductor:
         is_relaunch, is_taken = self.step is not None, self.agents_rest
         try:
             code = self._await_step() if is_taken else None
-            signs = (self.paths.world(self.attempt), self.paths.status(self.attempt))
-            has_begun = code is None or self.terminated or any(sign.exists() for sign in signs)
+            has_begun = code is None or self.terminated or self.agents.have_met
             if not (is_taken and has_begun):
+                self.agents.begin(self.attempt, self._secret())
                 self.step = self.host.start(
-                    self.attempt, is_relaunch=is_relaunch, excluded=self.excluded
+                    self.attempt,
+                    port=self.agents.port,
+                    is_relaunch=is_relaunch,
+                    excluded=self.excluded,
                 )
+                self.agents.serve()
                 code = self._await_step()
         except (OSError, ClusterrunError) as error:
-            say_on_stderr(f"cannot start attempt {self.attempt}: {error}")
+            say_on_stderr(f"cannot start attempt {self.attempt}: {describe(error)}")
             raise _OverError(Finish(state=JobState.FAILED, code=127)) from error
         self.code = int(NodeExit.NODE_LOST) if code is None else code
-        with contextlib.suppress(OSError, ValueError):
-            if self.code:  # the agents know which rank failed first
-                agreed = int(self.paths.status(self.attempt).read_text(encoding="ascii"))
-                self.code = agreed or self.code
+        ending = self.agents.finish() if code is not None else self.agents.ending
+        if self.code and ending is not None:  # the agents know which rank failed first
+            self.code = ending.code or self.code
+
+    def _secret(self) -> bytes:
+        """Return what proves that agents belong to the attempt."""
+        realm = Realm(paths=self.paths, attempt=self.attempt)
+        return self._with_room(realm.create_secret)
 
     def _await_step(self) -> int | None:
         """Wait until the step ends; return None if its agents rest, or have left it."""
         self.agents_left = self.agents_rest = False
         code = None
         while self.step and (code := self.step.poll()) is None:
+            self.agents_rest = self.agents.stage is Stage.REST
+            self.agents_left = self.agents.stage is Stage.LEFT
             if self.agents_left or self.agents_rest:
                 break
             self._wait(LOOK_S)
@@ -189,7 +205,9 @@ class Conductor:
             self._limit_time()
         elif self.time_is_short:
             write_request(self.paths.request(self.attempt), Reason.TIME_LIMIT)
-        self._pass_on(self.attempt)
+        if self.agents_rest:
+            self.agents_rest = self.agents.go_on(self.attempt, self._secret())
+            self.agents_left = not self.agents_rest
         if not self.agents_rest:
             self._release_step(())
 
@@ -243,19 +261,15 @@ class Conductor:
         except Exception as error:  # noqa: BLE001 - the run has succeeded
             say_on_stderr(f"cannot examine attempt {self.attempt}: {error}")
 
-    def _pass_on(self, following: int) -> None:
-        """Have the agents that rest begin the next attempt, or leave if it is 0."""
-        if not self.agents_rest:
-            return
-        self.agents_rest, self.agents_left = False, True
-        before = following - 1 if following else self.attempt
-        if self.step is not None and self.step.poll() is None:
-            with contextlib.suppress(OSError):
-                self.agents_rest = pass_on(self.paths, before, following) == following > 0
+    def _dismiss(self) -> None:
+        """Have the agents that rest leave."""
+        if self.agents_rest:
+            self.agents_rest, self.agents_left = False, True
+            self.agents.dismiss()
 
     def _release_step(self, lost: tuple[str, ...]) -> None:
         """Kill the rest of the step; unless nodes are lost, first wait briefly for it to end."""
-        self._pass_on(0)
+        self._dismiss()
         patience = self.clock() + (RELEASE_S if self.agents_left and not lost else 0.0)
         while self.step and self.step.poll() is None and self.clock() < patience:
             self._wait(0.2)
@@ -336,9 +350,6 @@ class Conductor:
             self._terminate()
         elif number in (signal.SIGUSR1, signal.SIGUSR2):
             self._warn()
-        elif number == signal.SIGURG:
-            self.agents_left = self.agents_rest or not self.paths.rests(self.attempt).exists()
-            self.agents_rest = not self.agents_left
 
     def _warn(self) -> None:
         """Have the ranks save and exit: the time limit is near, or a person requests it."""

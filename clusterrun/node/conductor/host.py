@@ -40,8 +40,13 @@ class Host(Protocol):
     time_limit_s: float = float("inf")
     environ: Mapping[str, str]
 
-    def start(self, attempt: int, *, is_relaunch: bool, excluded: tuple[str, ...]) -> Step:
-        """Start an attempt. Raises OSError and ClusterrunError."""
+    def start(
+        self, attempt: int, *, port: int, is_relaunch: bool, excluded: tuple[str, ...]
+    ) -> Step:
+        """Start an attempt, whose agents find the conductor at a port of this machine.
+
+        Each node runs `bash node.sh RUN_DIR ATTEMPT HOST PORT`. Raises OSError, ClusterrunError.
+        """
 
     def register(self) -> None:
         """Record the run's job unless it is recorded. Raises ClusterrunError and OSError."""
@@ -89,7 +94,7 @@ class Host(Protocol):
 
 
 NO_QUEUE = "this machine has no queue"
-_NAMES = ("TERM", "INT", "USR1", "USR2", "URG", "CHLD", "HUP")
+_NAMES = ("TERM", "INT", "USR1", "USR2", "CHLD", "HUP")
 HEARD = tuple(signal.Signals[f"SIG{name}"] for name in _NAMES)
 
 
@@ -100,13 +105,18 @@ class Signals:
     """
 
     def __init__(self) -> None:
-        self._reader, writer = os.pipe()
-        for descriptor in (self._reader, writer):
+        self._reader, self._writer = os.pipe()
+        for descriptor in (self._reader, self._writer):
             os.set_blocking(descriptor, False)
-        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         for number in HEARD:
             signal.signal(number, lambda *_: None)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+    def wake(self) -> None:
+        """Have `wait` return now; another thread may call this."""
+        with contextlib.suppress(BlockingIOError):  # it is full: `wait` returns anyway
+            os.write(self._writer, b"\0")
 
     def wait(self, seconds: float) -> list[int]:
         """Return the signals as soon as one arrives, or none after `seconds`."""

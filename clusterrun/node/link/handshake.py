@@ -6,51 +6,30 @@ others.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import hmac
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clusterrun.node.base.causes import NodeError
-from clusterrun.node.base.tasks import SharedDisk
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared.files import write_whole
 
 
 @dataclass(frozen=True, kw_only=True)
 class Realm:
-    """The attempt whose agents may connect: all can read its secret.
-
-    If `over` returns True, the others have gone on without those that have not joined: one that
-    can't take part does not end the attempt.
-    """
+    """The attempt whose agents may connect: all can read its secret."""
 
     paths: RunPaths
     attempt: int
-    over: Callable[[], bool] | None = None
 
     @property
     def secret_file(self) -> Path:
         """The file of the secret."""
         return self.paths.link_secret(self.attempt)
-
-    async def watch(self, disk: SharedDisk, pause_s: float) -> None:
-        """Poll until a node reports that it can't take part. Raises NodeError with its status."""
-        while True:
-            if self.over is None:
-                await disk.do(self._check_open)
-            await asyncio.sleep(pause_s)
-
-    def _check_open(self) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            code = int(self.paths.status(self.attempt).read_text(encoding="ascii"))
-            text = f"another node cannot take part: it exited with status {code}"
-            raise NodeError(code, text, is_told=True)
 
     @property
     def label(self) -> dict[str, Any]:
@@ -63,10 +42,7 @@ class Realm:
         return all(message.get(name) == value for name, value in self.label.items())
 
     def create_secret(self) -> bytes:
-        """Write the attempt's secret, which only its owner can read; keep one that is there.
-
-        The controller of hosts writes it before they start, the head otherwise.
-        """
+        """Write the attempt's secret, which only its owner can read; keep one that is there."""
         with contextlib.suppress(FileNotFoundError):
             if secret := self.read_secret():
                 return secret
@@ -76,7 +52,7 @@ class Realm:
         return secret
 
     def read_secret(self) -> bytes:
-        """Return the attempt's secret. Call this only once the head has answered.
+        """Return the attempt's secret. Call this only once the conductor has answered.
 
         A network file system may cache that a file did not exist.
         """

@@ -1,4 +1,4 @@
-"""See to a run that has lost the head's node, and with it the conductor.
+"""See to a run that has lost the conductor's node.
 
 Slurm requeues the job when it marks the node down, minutes later. But it keeps a job that may lose
 nodes (--no-kill), although nothing runs in it; and hosts have no queue.
@@ -12,33 +12,39 @@ import time
 from collections.abc import Callable
 
 from clusterrun.errors import ClusterrunError, NodeExit
+from clusterrun.node.base.causes import Ending
 from clusterrun.node.base.identity import Attempt
+from clusterrun.node.recovery.account import outcome_of
 from clusterrun.node.recovery.reach import unreachable
+from clusterrun.rundir.claims import taken_at
 from clusterrun.rundir.outcome import write_end
 from clusterrun.rundir.request import Reason, read_request
-from clusterrun.shared import shell
-from clusterrun.shared.hostlist import parse_hostlist
+from clusterrun.shared import files, shell
 from clusterrun.shared.state import JobState
 
-NEAREST = 3  # nodes after the head's: more are rarely lost together, and each one asks Slurm
+NEAREST = 3  # nodes after the conductor's: more are rarely lost together, and each one asks Slurm
 SIGN_S = 20.0  # a conductor on hosts gives a sign of life every 5 s
 LOOK_S = 0.5
 
 
-def see_to_run(attempt: Attempt, say: Callable[[str], None]) -> None:
-    """Requeue a job that Slurm would keep; if nothing can continue the run, record its end.
+def see_to_run(attempt: Attempt, loss: Ending, say: Callable[[str], None]) -> None:
+    """Record the loss; requeue a job that Slurm would keep, or record the end of the run.
 
     `say` writes to this node's log.
     """
     plan, who = attempt.plan, attempt.who
     try:
+        began = taken_at(attempt.paths, attempt.number) or time.time()
+        lost = outcome_of(loss, attempt.number, who.job_id, who.nodes, began)
+        with contextlib.suppress(FileExistsError):  # the first agent to lose it
+            files.create(attempt.paths.outcome(attempt.number), lost.to_json())
         if plan.cluster.scheduler.has_hosts:
             is_over = not _is_conducted(attempt)
         else:
             is_kept = plan.spare_nodes > 0 and bool(plan.cluster.scheduler.reads_sbatch)
             is_over = is_kept and _is_nearest(attempt) and not _is_requeued(who.job_id, say)
         if is_over:
-            what = f"{who.nodes[0]}, which conducts the run, is lost: the run has ended"
+            what = f"{who.conductor}, which conducts the run, is lost: the run has ended"
             say(f"{what}; continue it with 'clusterrun resume {who.job_id}'")
             write_end(attempt.paths, JobState.NODE_FAIL, int(NodeExit.NODE_LOST))
     except (ClusterrunError, OSError) as error:
@@ -69,15 +75,15 @@ def _signed_at(attempt: Attempt) -> float | None:
 
 
 def _is_nearest(attempt: Attempt) -> bool:
-    """Return whether all nodes before this one are lost, and nothing else continues the run.
-
-    If an earlier attempt lost its first node, the conductor is not on the head's node.
+    """Return whether the conductor's node and all nodes before this one are lost, and no other job
+    continues the run.
     """
     who = attempt.who
-    is_batch_host = parse_hostlist(os.environ.get("SLURM_JOB_NODELIST", ""))[:1] == [who.nodes[0]]
-    if not 0 < who.node_rank <= NEAREST or not is_batch_host or _goes_on(attempt):
+    before = [node for node in who.nodes[: who.node_rank] if node != who.conductor]
+    if who.node == who.conductor or len(before) >= NEAREST or _goes_on(attempt):
         return False
-    return unreachable(who.nodes[: who.node_rank + 1]) == who.nodes[: who.node_rank]
+    lost = (who.conductor, *before)
+    return unreachable((*lost, who.node)) == lost
 
 
 def _is_requeued(job_id: str, say: Callable[[str], None]) -> bool:

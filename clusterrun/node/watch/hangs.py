@@ -1,4 +1,4 @@
-"""Detect, as the head, a training that hangs, and the rank that the others wait for."""
+"""Detect a training that hangs, and the rank that the others wait for."""
 
 from __future__ import annotations
 
@@ -12,11 +12,8 @@ from typing import Any
 
 from clusterrun.node.base.causes import Cause, Failure, NodeExit
 from clusterrun.node.base.tasks import Tasks
-from clusterrun.node.forward.spool import Spool
 from clusterrun.node.link.questions import Questions
 from clusterrun.node.watch import stacks
-from clusterrun.shared.control_page import ControlPage
-from clusterrun.shared.files import size_of
 from clusterrun.shared.joined import Unjoined
 from clusterrun.shared.wording import count
 
@@ -92,7 +89,7 @@ IDLE_BYTES = 1 << 10  # a waiting rank moves less: NCCL's watchdog polls rank 0'
 
 @dataclass(kw_only=True)
 class HangWatch:
-    """Watch the ranks of the head's node: if any rank hangs, these also stop soon.
+    """Watch the ranks of the first node: if any rank hangs, these also stop soon.
 
     `floor_s` is the least time without a step that counts as a hang; 0 switches this off. `keep`
     keeps evidence of where the ranks are, before they are ended.
@@ -100,15 +97,13 @@ class HangWatch:
 
     floor_s: float
     node: str
-    spool: Spool
-    page: ControlPage
     questions: Questions
-    own_places: stacks.Places
-    own_signs: Callable[[], int]
     failed: Callable[[Failure], None]
     keep: Callable[[list[stacks.RankPlace]], Awaitable[None]] | None = None
     _steps_reported: int = 0
     _others_reported: int = 0
+    _calls: int = 0
+    _printed: int = 0
     _is_through: bool = False
     _is_leaving: bool = False
     _is_reported: bool = False
@@ -117,6 +112,10 @@ class HangWatch:
     def __post_init__(self) -> None:
         """Start measuring."""
         self._progress = Progress(floor_s=self.floor_s)
+
+    def heard_of(self, *, calls: int, printed: int) -> None:
+        """Take how often the ranks have asked whether to save, and the bytes that they printed."""
+        self._calls, self._printed = calls, printed
 
     def heard(self, event: Mapping[str, Any]) -> None:
         """Count a rank's event; stop looking for hangs when the training has ended."""
@@ -132,8 +131,8 @@ class HangWatch:
         now = time.monotonic()
         if self._is_through or self._is_leaving or self._is_reported or len(self._tasks):
             return
-        printed = sum(size_of(output.path) for output in self.spool.outputs())
-        self._progress.look(now, steps=self._steps(), printed=printed + self._others_reported)
+        printed = self._printed + self._others_reported
+        self._progress.look(now, steps=self._steps(), printed=printed)
         if stalled_s := self._progress.stalled_s:
             self._tasks.start(self._report(stalled_s))
 
@@ -160,18 +159,18 @@ class HangWatch:
         """Count the reads, writes and calls of the ranks that are left."""
         answers = await self.questions.ask("signs")
         given = (message.get("signs") for message in answers.given.values())
-        return self.own_signs() + sum(signs for signs in given if isinstance(signs, int))
+        return sum(signs for signs in given if isinstance(signs, int))
 
     def _steps(self) -> int:
-        return sum(map(self.page.calls, self.page.ranks)) + self._steps_reported
+        return self._calls + self._steps_reported
 
     async def _look_twice(self) -> tuple[list[stacks.RankPlace], int, bool, bool]:
         """Return where the ranks are, the silent nodes, and whether a rank moves, and saves."""
-        before, _ = await stacks.everywhere(self.questions, self.own_places)
+        before, _ = await stacks.everywhere(self.questions)
         signs = await self._signs()  # not before: the ranks write their stacks
         await asyncio.sleep(AGAIN_S)
         moved = await self._signs() - signs
-        found, answers = await stacks.everywhere(self.questions, self.own_places)
+        found, answers = await stacks.everywhere(self.questions)
         is_saving = moved > SAVE_BYTES + IDLE_BYTES * len(found)
         return found, len(answers.silent), stacks.is_moving(before, found), is_saving
 
@@ -204,12 +203,11 @@ class HangWatch:
         )
 
 
-async def unjoined(questions: Questions, own: Callable[[], dict[str, int]]) -> Unjoined | None:
+async def unjoined(questions: Questions) -> Unjoined | None:
     """Ask all nodes after two minutes, once ranks run; return None if a rank has joined a group."""
     while True:
         await asyncio.sleep(JOINING_S)
-        answers = await questions.ask("joins")
-        found = [own(), *answers.given.values()]
+        found = (await questions.ask("joins")).given.values()
         if any(each["joined"] for each in found):
             return None
         if running := sum(each["running"] for each in found):

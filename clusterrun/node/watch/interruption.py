@@ -1,4 +1,4 @@
-"""Handle interruptions from outside, as the head: have all ranks save at the same step and exit."""
+"""Handle interruptions from outside: have all ranks save at the same step and exit."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from clusterrun.node.base.causes import Cause, Ending, NodeExit
+from clusterrun.node.base.causes import Cause, Ending, NodeExit, cancelled
 from clusterrun.node.base.tasks import SharedDisk, Tasks
 from clusterrun.node.link.head import Head
 from clusterrun.node.link.questions import Questions
 from clusterrun.node.recovery.conclude import time_left_s, warning_reason
-from clusterrun.node.watch.own_signals import WARNINGS, OwnSignals
+from clusterrun.node.watch.own_signals import WARNINGS
 from clusterrun.rundir.request import Reason, read_request, write_request
 from clusterrun.shared.control_page import ControlPage, SavePoint
 from clusterrun.shared.wording import count
@@ -39,27 +39,25 @@ _BY_HANDLER = (Cause.EXIT, Cause.SIGNAL, Cause.LAUNCHER, Cause.CANCELLED)
 class Interruption:
     """Turn signals and requests into a save that all ranks make at one step.
 
-    Ranks that save in handlers of their own (`own`) get a signal instead, before the time limit
-    one of `named` if they handle it. `cancel` ends the attempt without a save; handlers then have
-    `end_s`. Slurm warns `warning_s` before the time limit. `has_saved` returns whether there is a
-    checkpoint to continue from, `is_through` whether the last step is done. `reason` is None until
+    Ranks that save in handlers of their own get a signal instead, before the time limit one of
+    `named` if they handle it; at the end they have `end_s`. Slurm warns `warning_s` before the time
+    limit. `has_saved` returns whether there is a checkpoint to continue from, `is_through` whether
+    the last step is done. `is_used`: a rank has called should_checkpoint(). `reason` is None until
     the ranks must exit.
     """
 
     request: Path
-    page: ControlPage
-    leader: Head
+    head: Head
     warning_s: float
     happened: Callable[..., None]
     say: Callable[[str], None]
-    cancel: Callable[[], None]
     has_saved: Callable[[], bool]
     is_through: Callable[[], bool]
     disk: SharedDisk
-    own: OwnSignals
     named: tuple[int, ...] = ()
     end_s: float = float("inf")
     reason: Reason | None = None
+    is_used: bool = False
     _is_ending: bool = False
     _is_over: bool = False
     _is_asking: bool = False
@@ -69,41 +67,38 @@ class Interruption:
     _tasks: Tasks = field(default_factory=Tasks)
 
     def __post_init__(self) -> None:
-        """Handle what the link reports: signals, and the end of the ranks."""
-        self._saving = Saving(self.page, self.leader.questions)
+        """Handle the end of the ranks."""
+        self._saving = Saving(self.head.questions)
         self._requested = partial(read_request, self.request)
-        self.leader.interrupted = partial(self.ending, is_asked=True)
-        self.leader.decision.completion = self._completion
-        self.leader.decision.is_held = lambda: self._is_ending or self._is_asking or self._left > 0
+        self.head.decision.completion = self._completion
+        self.head.decision.is_held = lambda: self._is_ending or self._is_asking or self._left > 0
 
-    def warned(self) -> None:
-        """Handle a request, or without one the time limit or a person's signal."""
+    def warned(self, *, are_caught: bool) -> None:
+        """Handle a request, or without one the time limit or a person's signal.
+
+        `are_caught`: ranks of the first node handle warnings themselves.
+        """
         left_s = time_left_s(os.environ, time.time()) or 0.0
-        self._tasks.start(self._warned(warning_reason(left_s, self.warning_s)))
+        self._tasks.start(self._warned(warning_reason(left_s, self.warning_s), are_caught))
 
-    async def _warned(self, reason: Reason) -> None:
-        is_theirs = not self.page.is_used and self.own.are_caught
+    async def _warned(self, reason: Reason, are_caught: bool) -> None:
+        is_theirs = not self.is_used and are_caught
         if reason is Reason.SIGNAL and is_theirs and await self.disk.do(self._requested) is None:
             return  # a person's signal for the ranks of the whole step
         await self._request(reason)
 
-    def ending(self, *, is_asked: bool = False) -> None:
-        """Handle SIGTERM: a preemption, unless the conductor requests an end.
-
-        `is_asked`: another node reports it, whose ranks can save.
-        """
-        if not (is_asked or self.page.is_used or self._is_handled or self.own.are_caught):
-            self.cancel()
-        elif not self._is_ending:  # all nodes get SIGTERM, and report it
+    def ending(self) -> None:
+        """Handle SIGTERM to agents whose ranks can save: a preemption, unless an end follows."""
+        if not self._is_ending:  # all nodes get SIGTERM, and report it
             self._is_ending = True
             self._tasks.start(self._end_or_leave())
 
     async def look(self) -> None:
         """Handle a request, even without a signal. Record when the first rank can be asked."""
-        if self._is_unheard and self.reason and (self.page.is_used or self._is_handled):
+        if self._is_unheard and self.reason and (self.is_used or self._is_handled):
             self._is_unheard = False
             self.happened("interrupted", reason=self.reason.value, heard=True)
-        if self._is_handled or (self.reason and not self.page.is_used):
+        if self._is_handled or (self.reason and not self.is_used):
             await self._warn_ranks()
         if reason := await self.disk.do(self._requested):
             self._interrupt(reason)
@@ -137,9 +132,9 @@ class Interruption:
 
     def _stop(self) -> None:
         if self.reason is Reason.TIME_LIMIT or self._is_handled:
-            self.leader.decision.make(self._cancelled())
+            self.head.decision.make(self._cancelled())
         else:
-            self.cancel()
+            self.head.report_failure(cancelled(next(iter(self.head.names), "")))
 
     def _cancelled(self) -> Ending:
         why = Reason.END.text
@@ -152,22 +147,21 @@ class Interruption:
 
         Ranks that use our save points have no need of one; if they are ended, Slurm's is SIGTERM.
         """
-        only = (signal.SIGTERM,) if self.page.is_used else WARNINGS
+        only = (signal.SIGTERM,) if self.is_used else WARNINGS
         first = self.named if self.reason is Reason.TIME_LIMIT and not self._is_over else ()
         message: dict[str, Any] = {"only": list(map(int, only)), "first": list(map(int, first))}
-        asked = self.leader.questions.ask("warn", **message)
         self._is_asking = True
-        answers, ours = await asyncio.gather(asked, self.own.warn(message))
+        answers = await self.head.questions.ask("warn", **message)
         self._is_asking = False
-        counts, had_left = [ours, *answers.given.values()], self._left
+        counts, had_left = [*answers.given.values()], self._left
         self._is_handled |= any(each["warned"] for each in counts)
         self._left = sum(each["left"] for each in counts)
         if self._left and not had_left:
             self.say(f"waiting for the script's own signal handler in {count(self._left, 'rank')}")
-        is_open = self.leader.decision.failures or not self.is_through()
+        is_open = self.head.decision.failures or not self.is_through()
         if self._is_handled and not self._left and is_open:
-            self.leader.decision.make(self._interrupted())
-        self.leader.look_around()
+            self.head.decision.make(self._interrupted())
+        self.head.look_around()
         return self._left > 0
 
     async def _end_or_leave(self) -> None:
@@ -193,10 +187,10 @@ class Interruption:
 
     async def _leave(self, reason: Reason) -> None:
         self.say(f"{reason.text}: the ranks are asked to save and exit")
-        if not self.page.is_used:
+        if not self.is_used:
             await self._warn_ranks()
         self._settle()
-        heard = self.page.is_used or self._is_handled
+        heard = self.is_used or self._is_handled
         self.happened("interrupted", reason=reason.value, heard=heard)
         if reason in (Reason.TIME_LIMIT, Reason.SIGNAL):
             last_s = max(0.8 * self.warning_s, self.warning_s - LAST_S)
@@ -207,7 +201,7 @@ class Interruption:
             self._after((left_s or self.warning_s) - KILL_S, self._end_handlers)
         if self._is_handled:
             return
-        if not self.page.is_used:
+        if not self.is_used:
             self.say("no rank has called runtime.should_checkpoint() yet; ranks save when they do")
             self._is_unheard = True
         for _ in range(TRIES):
@@ -218,7 +212,7 @@ class Interruption:
     def _settle(self) -> None:
         """Settle what was held back until it was known why the agents got SIGTERM."""
         self._is_ending = False
-        self.leader.look_around()
+        self.head.look_around()
 
     def _after(self, seconds: float, deed: Callable[[], None]) -> None:
         if seconds < float("inf"):
@@ -227,20 +221,20 @@ class Interruption:
     def _end_as_interrupted(self) -> None:
         """End ranks that did not exit, if there is a checkpoint to continue from."""
         if self.has_saved() and not self._left:
-            self.leader.decision.make(self._interrupted())
+            self.head.decision.make(self._interrupted())
 
     def _end_handlers(self) -> None:
         """End ranks that still handle a signal; without a checkpoint, they have the whole limit."""
         if self._left and (self.has_saved() or self.reason is Reason.CANCEL):
-            self.leader.decision.make(self._interrupted())
+            self.head.decision.make(self._interrupted())
 
     def _completion(self) -> Ending:
         """Return how a training without failures ended: interrupted or complete."""
-        has_left = self._is_handled or (self.reason is not None and self.page.has_left)
+        has_left = self._is_handled or (self.reason is not None and self.head.have_left)
         return self._interrupted() if has_left and not self.is_through() else Ending.completed()
 
     def _interrupted(self) -> Ending:
-        own = [f for f in self.leader.decision.failures if not f.has_lost_peer]
+        own = [f for f in self.head.decision.failures if not f.has_lost_peer]
         errors = [failure for failure in own if failure.cause not in _BY_HANDLER]
         is_handled = self._is_handled and not self._left and not errors
         if self._is_over and self.reason is not Reason.TIME_LIMIT:
@@ -270,10 +264,10 @@ def decide(page: ControlPage, message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Saving:
-    """The head's part: collect all counts, choose the call, announce it."""
+    """Collect all counts, choose the call, announce it."""
 
-    def __init__(self, page: ControlPage, questions: Questions) -> None:
-        self._page, self._questions = page, questions
+    def __init__(self, questions: Questions) -> None:
+        self._questions = questions
         self._request = 0
         self._lock = asyncio.Lock()
 
@@ -282,12 +276,8 @@ class Saving:
         async with self._lock:
             self._request += 1
             held: dict[str, Any] = {"request": self._request}
-            answers, own = await asyncio.gather(
-                self._questions.ask("hold", **held), hold(self._page, held)
-            )
-            counts = [] if answers.silent else [own, *answers.given.values()]
-            at = 1 + max(int(count["calls"]) for count in counts) if counts else 0
-            decided = {**held, "at": at}
-            decide(self._page, decided)
-            await self._questions.ask("decide", **decided)
+            answers = await self._questions.ask("hold", **held)
+            calls = [int(each["calls"]) for each in answers.given.values()]
+            at = 1 + max(calls) if calls and not answers.silent else 0
+            await self._questions.ask("decide", **held, at=at)
             return at

@@ -1,14 +1,13 @@
-"""Show, as the head, where the ranks are: `diagnose --stacks` requests it.
+"""Show where the ranks are: `diagnose --stacks` requests it.
 
 A request is an empty file in the attempt's directory (rundir/looks.py); the answer is another.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -28,8 +27,6 @@ class Looks:
     directory: Path
     nodes: Sequence[str]
     questions: Questions
-    own_places: stacks.Places
-    own_dumps: Callable[[], Awaitable[list[int]]]
     disk: SharedDisk
     _seen: set[Path] = field(default_factory=set)
     _tasks: Tasks = field(default_factory=Tasks)
@@ -45,14 +42,13 @@ class Looks:
                 self._tasks.start(self._answer(path))
 
     async def _answer(self, path: Path) -> None:
-        places, answers = await stacks.everywhere(self.questions, self.own_places)
+        places, answers = await stacks.everywhere(self.questions)
         heard, dumped = {*answers.given}, list[int]()
         if path.suffix == ".fr":
-            asking = self.questions.ask("dump", live=True)
-            mine, dumps = await asyncio.gather(self.own_dumps(), asking)
+            dumps = await self.questions.ask("dump", live=True)
             given = (message.get("dumped", ()) for message in dumps.given.values())
-            heard, dumped = heard & {*dumps.given}, sorted(chain(mine, *given))
-        silent = [name for number, name in enumerate(self.nodes) if number and number not in heard]
+            heard, dumped = heard & {*dumps.given}, sorted(chain(*given))
+        silent = [name for number, name in enumerate(self.nodes) if number not in heard]
         data = {**stacks.to_data(places), "dumped": dumped, "silent": silent}
         with contextlib.suppress(OSError):
             target = answer_path(path)

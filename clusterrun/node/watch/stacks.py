@@ -167,10 +167,10 @@ def from_data(message: Mapping[str, Any]) -> list[RankPlace]:
     return [RankPlace(**row) for row in message.get("places", ())]
 
 
-async def everywhere(questions: Questions, own: Places) -> tuple[list[RankPlace], Answers]:
-    """Return, on the head, where the ranks of all nodes are, and what the other nodes answered."""
-    found, answers = await asyncio.gather(own(), questions.ask("stacks"))
-    return [*found, *chain(*map(from_data, answers.given.values()))], answers
+async def everywhere(questions: Questions) -> tuple[list[RankPlace], Answers]:
+    """Return where the ranks of all nodes are, and what the nodes answered."""
+    answers = await questions.ask("stacks")
+    return [*chain(*map(from_data, answers.given.values()))], answers
 
 
 async def dump(ranks: Iterable[int], spool: Spool, within_s: float = DUMP_S) -> list[int]:

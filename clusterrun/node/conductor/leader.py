@@ -1,0 +1,346 @@
+"""Lead one attempt: how the ranks are launched, what all nodes do then, and how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from clusterrun.config.choices import Preflight
+from clusterrun.health.compare import differing, findings
+from clusterrun.launch.plan import Plan, Precision
+from clusterrun.node.base.causes import Cause, Ending, NodeError, NodeExit, lost_node
+from clusterrun.node.base.report import LaunchParameters, Report, problems
+from clusterrun.node.base.tasks import SharedDisk, Tasks
+from clusterrun.node.link.handshake import Realm
+from clusterrun.node.link.head import Head
+from clusterrun.node.recovery.account import Account
+from clusterrun.node.recovery.rules import may_be_shared
+from clusterrun.node.watch import stacks
+from clusterrun.node.watch.own_signals import named_signals
+from clusterrun.rundir.paths import RunPaths
+from clusterrun.rundir.world import write_world
+from clusterrun.shared.files import write_whole
+from clusterrun.shared.finding import Severity
+from clusterrun.shared.hostlist import named
+
+if TYPE_CHECKING:  # imported once the ranks start
+    from clusterrun.node.watch.hangs import HangWatch
+    from clusterrun.node.watch.interruption import Interruption
+    from clusterrun.node.watch.looks import Looks
+
+LOOK_S = 1.0
+WORD_S = 60.0  # for the conductor to decide: a silent scheduler or a full disk delays it
+JOIN_S, JOIN_NODE_S = 15.0, 0.03  # for nodes that are checked, and more for each node
+START_MOST_S = 60.0  # the longest start that is taken into account
+
+
+class Leader:
+    """One attempt; `ending` is None until it has ended, or if its nodes did not meet.
+
+    `rest` is called once all agents rest; `released` is set when these have their answer.
+    """
+
+    def __init__(
+        self,
+        paths: RunPaths,
+        plan: Plan,
+        number: int,
+        job_id: str,
+        secret: bytes,
+        rest: Callable[[Leader], None],
+        tell: Callable[[str], None],
+    ) -> None:
+        self._paths, self._plan, self._number = paths, plan, number
+        self._rest, self._tell = rest, tell
+        self._disk, self._tasks, self._events = SharedDisk(), Tasks(), Tasks()
+        self._account = Account(paths, number, job_id)
+        realm = Realm(paths=paths, attempt=number)
+        may_lack = plan.is_smoke
+        self.head = Head(realm, secret, plan.nodes, self._timeout_s(), may_lack=may_lack)
+        self.head.heard = self._heard
+        self.ending: Ending | None = None
+        self.released = asyncio.Event()
+        self.has_lost_node = False
+        self._interruption: Interruption | None = None
+        self._hangs: HangWatch | None = None
+        self._have_ended_well = False
+
+    def _timeout_s(self) -> float:
+        plan = self._plan
+        if not plan.is_smoke:  # of nodes that are checked, a busy one may start half as fast
+            return float(plan.rendezvous_timeout_s)
+        took_s = 0.0
+        with contextlib.suppress(OSError):
+            took_s = time.time() - self._paths.owner(self._number).stat().st_mtime
+        return JOIN_S + JOIN_NODE_S * plan.nodes + min(max(took_s, 0.0), START_MOST_S)
+
+    async def lead(self) -> None:
+        """Lead the attempt to its end."""
+        try:
+            ending = await self._run()
+            if ending.failure is not None and ending.cause is Cause.NODE_LOST:
+                lost = asdict(ending.failure)
+                self.event("failed", **{"ts": lost.pop("at"), **lost})
+            is_quiet = await self.head.stop(ending)
+            self._tasks.cancel()
+            await self.head.all_written()
+            await self._close(ending)
+            may_rest = ending.cause.is_failure and ending.cause is not Cause.NODE_LOST
+            if may_rest and self.head.is_whole:
+                self._rest(self)
+                await self._until_released()
+            self.has_lost_node = (
+                ending.cause is Cause.NODE_LOST or not is_quiet or self.head.has_lost_rest
+            )
+        finally:
+            self._tasks.cancel()
+            await self.head.close()
+            self._disk.close()
+
+    async def _until_released(self) -> None:
+        ends = [
+            asyncio.ensure_future(self.released.wait()),
+            asyncio.ensure_future(self.head.until_broken(WORD_S)),
+        ]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        for end in ends:
+            end.cancel()
+
+    async def _run(self) -> Ending:
+        try:
+            await self._disk.do(self._account.open)
+            parameters = self._decide(await self.head.meet(self._check_open))
+        except NodeError as error:
+            ending = Ending.refused(error)
+            await self.head.refuse(ending)
+            return ending
+        self._watch()
+        self.head.welcome(parameters)
+        return await self.head.decision.wait()
+
+    async def _check_open(self) -> None:
+        """Raise NodeError if a setup line has failed on a node, which then has no agent."""
+        path = self._paths.status(self._number)
+        with contextlib.suppress(OSError, ValueError):
+            code = int(await self._disk.do(partial(path.read_text, encoding="ascii")))
+            raise NodeError(code, f"a node cannot take part: it exited with status {code}")
+
+    async def _close(self, ending: Ending) -> None:
+        """Record how the attempt ended, and report it to the user."""
+        self.ending = ending
+        await self._disk.do(partial(self._account.close, ending, self.head.names))
+        if ending.code:
+            self._tell(self._named(" ".join(ending.reason.split())))
+
+    def _named(self, text: str) -> str:
+        return f"{self.head.names[0]}: {text}" if self.head.names else text
+
+    # What is recorded on the first node
+
+    def event(self, kind: str, /, **fields: Any) -> None:
+        """Record an event."""
+        event = {"ts": round(time.time(), 6), **fields}
+        self.head.tell("event", name=kind, fields=event)
+
+    def say(self, text: str, *, tell: bool = True) -> None:
+        """Write to the first node's log, and with `tell` also to the job's output."""
+        self.head.tell("say", text=text)
+        if tell:
+            self._tell(self._named(text))
+
+    # While the nodes meet
+
+    def _decide(self, reports: Sequence[Report]) -> LaunchParameters:
+        """Decide how to launch. Raises NodeError if a node may not take part."""
+        if found := problems(reports):
+            raise NodeError(NodeExit.NODE_UNFIT, "; ".join(found))
+        self._judge(reports)
+        first = reports[0]
+        return LaunchParameters(
+            address=self.head.first_address,
+            port=first.port,
+            interface="",
+            precision=decided_precision(self._plan.precision, reports),
+            variables=first.variables,
+        )
+
+    def _judge(self, reports: Sequence[Report]) -> None:
+        """Judge what preflight found on the nodes. Raises NodeError."""
+        self._account.unfit = tuple(  # all nodes share the run directory
+            report.node
+            for report in reports
+            if any(
+                each.severity is Severity.FAIL and not each.id.startswith("path.")
+                for each in report.checks
+            )
+        )
+        found = findings({report.node: report.checks for report in reports})
+        failed = [each for each in found if each.severity is Severity.FAIL]
+        differences = differing({report.node: report.facts for report in reports})
+        for each in (*found, *differences):
+            self.say(f"preflight: {each.severity.value}: {each}", tell=False)
+        for each in failed:
+            self._tell(f"preflight: {each}")
+        if failed:
+            self.event("preflight", findings=[each.to_data() for each in failed])
+        if failed and self._plan.preflight is Preflight.ENFORCE:
+            names = ", ".join(f"{each.id} on {named(each.nodes)}" for each in failed)
+            text = f"preflight failed: {names}"
+            raise NodeError(NodeExit.NODE_UNFIT, text, cause=Cause.PREFLIGHT)
+
+    # While the ranks run
+
+    def _heard(self, kind: str, message: dict[str, Any]) -> None:
+        """Take what agents report; but for `interrupt`, only the first node does."""
+        if kind == "nodes":
+            self._events.start(self._prepare_run_dir())
+        elif kind == "rank_event" and isinstance(event := message.get("event"), dict):
+            self._take(event)
+        elif kind == "progress" and self._hangs is not None:
+            self._have_ended_well |= bool(message.get("ended_well"))
+            self._hangs.heard_of(calls=int(message["calls"]), printed=int(message["printed"]))
+            if message["calls"] and self._interruption is not None:
+                self._interruption.is_used = True
+        elif kind == "warned" and self._interruption is not None:
+            self._interruption.warned(are_caught=message.get("are_caught") is True)
+        elif kind == "interrupt" and self._interruption is not None:
+            self._interruption.ending()
+
+    async def _prepare_run_dir(self) -> None:
+        """Record which node has which ranks, and make the checkpoint directory.
+
+        It must exist before a node's file system caches that it does not.
+        """
+        paths, names = self._paths, self.head.names
+
+        def prepare() -> None:
+            paths.checkpoints_dir.mkdir(mode=0o700, exist_ok=True)
+            write_world(paths, self._number, names, self._plan.procs_per_node)
+
+        try:
+            await self._disk.do(prepare)
+        except OSError as error:  # log readers work without it
+            self.say(f"cannot write {paths.world(self._number)}: {error}")
+
+    def _take(self, event: dict[str, Any]) -> None:
+        """Take an event of a rank of the first node."""
+        kind = event.get("type")
+        if kind == "resumed":  # it writes a file
+            self._disk.do(partial(self._account.take, event))
+        else:
+            self._account.take(event)
+        if self._interruption is not None and kind == "asks":
+            self._interruption.is_used = True
+        if self._interruption is not None and kind == "checkpoint":
+            self._interruption.saved()
+        if self._hangs is not None:
+            self._hangs.heard(event)
+
+    def _watch(self) -> None:
+        """Watch all nodes for interruptions and hangs."""
+        from clusterrun.node.watch.hangs import HangWatch
+        from clusterrun.node.watch.interruption import Interruption
+        from clusterrun.node.watch.looks import Looks
+
+        plan, head, paths = self._plan, self.head, self._paths
+        head.decision.is_open = lambda ending, reports: may_be_shared(
+            plan, ending.alike, reports, self._account.checkpoint
+        )
+        self._interruption = Interruption(
+            request=paths.request(self._number),
+            head=head,
+            warning_s=plan.warning_s,
+            happened=self.event,
+            say=self.say,
+            has_saved=lambda: self._account.checkpoint is not None,
+            is_through=lambda: self._account.is_through,
+            disk=self._disk,
+            named=named_signals(plan.directive("signal") or ""),
+            end_s=float("inf") if plan.cluster.scheduler.has_queue else plan.warning_s,
+        )
+        self._hangs = HangWatch(
+            floor_s=plan.hang_timeout_s,
+            node=head.names[0] if head.names else "",
+            questions=head.questions,
+            failed=head.report_failure,
+            keep=self._keep_evidence,
+        )
+        looks = Looks(
+            directory=paths.attempt(self._number),
+            nodes=head.names,
+            questions=head.questions,
+            disk=self._disk,
+        )
+        self._tasks.start(self._watch_run(self._interruption, looks))
+        self._tasks.start(self._watch_progress(self._hangs))
+        if plan.world_contract and plan.world_size > 1:
+            self._tasks.start(self._watch_joins())
+
+    async def _watch_run(self, interruption: Interruption, looks: Looks) -> None:
+        """Watch for requests and for a later attempt elsewhere.
+
+        Slurm restarts a job elsewhere if it loses contact with its nodes; only one may train.
+        """
+        later, newest = self._number + 1, 0
+        while newest < later:
+            await interruption.look()
+            await looks.look()
+            with contextlib.suppress(OSError):  # NFS caches single names, not listings
+                newest = await self._disk.do(self._paths.newest_attempt)
+            await asyncio.sleep(LOOK_S)
+        text = f"attempt {later} of this run has begun elsewhere"
+        self.head.report_failure(lost_node(next(iter(self.head.names), ""), text))
+
+    async def _watch_progress(self, hangs: HangWatch) -> None:
+        """Watch for hangs, and for ranks that keep running after others ended."""
+        while True:
+            hangs.look()
+            if self.head.has_leavers or self._have_ended_well:
+                hangs.leaving()
+            await asyncio.sleep(LOOK_S)
+
+    async def _watch_joins(self) -> None:
+        """Report if no rank has joined a process group after two minutes."""
+        from clusterrun.node.watch.hangs import unjoined
+
+        found = await unjoined(self.head.questions)
+        if found is not None:
+            self.event("unjoined", running=found.running, waiting=found.waiting)
+            self.say(found.text(self._plan.world_size))
+            self.say(f"hint: {found.hint}")
+
+    async def _keep_evidence(self, found: list[stacks.RankPlace]) -> None:
+        """Record where all ranks are, before they are ended because of a hang."""
+        path = self._paths.stacks(self._number)
+        written = self._disk.do(partial(write_whole, path, json.dumps(stacks.to_data(found))))
+        await self.head.questions.ask("dump")
+        with contextlib.suppress(OSError, asyncio.TimeoutError):
+            await asyncio.wait_for(written, stacks.DUMP_S)
+
+
+def decided_precision(planned: Precision, reports: Sequence[Report]) -> str:
+    """Return the planned precision, else bf16 or fp16 by the head's GPUs. Raises NodeError."""
+    if planned is not Precision.HEAD:
+        return str(planned.value)
+    from clusterrun.estimates.gpus import has_bf16  # slow to import; asked only for GPUs
+
+    head = reports[0]
+    if not head.capabilities:
+        text = (
+            f"{head.node}: cannot read the compute capability of its GPUs to choose bf16 or fp16;"
+            " set --mixed-precision"
+        )
+        raise NodeError(NodeExit.NODE_UNFIT, text)
+    if not has_bf16(min(head.capabilities)):
+        return Precision.FP16.value
+    able = [each.node for each in reports if each.capabilities and has_bf16(min(each.capabilities))]
+    if unable := [report.node for report in reports if report.node not in able]:
+        text = f"the head chose bf16, which the GPUs of {', '.join(unable)} do not support"
+        raise NodeError(NodeExit.NODE_UNFIT, f"{text}; set --mixed-precision fp16")
+    return Precision.BF16.value
