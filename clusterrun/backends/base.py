@@ -123,10 +123,3 @@ class Backend(Protocol):
     def cancel(self, job_ids: Sequence[str]) -> None:
         """Cancel jobs; ignore those that have ended. Raises JobNotFoundError if one is unknown."""
         ...
-
-    def interrupt(self, job_id: str) -> None:
-        """Make the agents of a running job read the request for its attempt; they also poll it.
-
-        Raises ClusterrunError if they can't be signalled.
-        """
-        return

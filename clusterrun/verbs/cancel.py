@@ -131,7 +131,6 @@ def ask_to_leave(job: JobStatus) -> bool:
             files.create(path, f"{Reason.CANCEL.value}\n")
     except OSError as error:
         raise ClusterrunError(f"cannot write {path}", cause=str(error)) from error
-    backend.interrupt(job.record.job_id)
     return True
 
 

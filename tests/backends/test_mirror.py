@@ -150,15 +150,6 @@ def test_all_that_an_agent_writes_arrives_and_nothing_else(pair: Pair) -> None:
     assert {stat.S_IMODE(path.stat().st_mode) for path in found} == {0o600}
 
 
-def test_the_first_status_decides(pair: Pair) -> None:
-    files.create(pair.home.status(1), "1\n")
-    files.create(pair.host.status(1), "121\n")
-    pair.finish()
-    pair.receiver.take(part("attempts/1/status", b"121\n"))
-    assert pair.home.status(1).read_text() == "1\n"
-    assert len(list(pair.home.attempt(1).iterdir())) == 1
-
-
 def test_a_file_that_has_become_shorter_goes_on_where_the_home_is(pair: Pair) -> None:
     """As after a crash of the host, which takes the end of files."""
     events = pair.host.events(NODE)

@@ -20,7 +20,7 @@ from clusterrun.launch.facts import Facts, Interpreter
 from clusterrun.launch.make import make_plan
 from clusterrun.launch.plan import Plan
 from clusterrun.node.base.identity import Identity
-from clusterrun.node.conductor.agents import Agents, Stage
+from clusterrun.node.conductor.agents import Agents, AgentsState
 from clusterrun.node.link.handshake import Realm
 from clusterrun.rendering.bundle import render_bundle
 from clusterrun.rundir.paths import RunPaths
@@ -90,7 +90,7 @@ class AgentJob:
 
     def _woken(self) -> None:
         """Decide that no attempt follows."""
-        if self.link.stage is Stage.REST:
+        if self.link.state is AgentsState.REST:
             self.link.dismiss()
 
     def _told(self, text: str) -> None:

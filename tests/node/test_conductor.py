@@ -18,7 +18,7 @@ import pytest
 from clusterrun.errors import ClusterrunError, Exit, NodeExit, SchedulerUnreachableError
 from clusterrun.node.base.causes import Ending
 from clusterrun.node.conductor import conductor as module
-from clusterrun.node.conductor.agents import Agents, Stage
+from clusterrun.node.conductor.agents import Agents, AgentsState
 from clusterrun.node.conductor.conductor import Conductor
 from clusterrun.node.conductor.host import Host
 from clusterrun.node.recovery.rules import Decision
@@ -76,13 +76,13 @@ class FakeAgents(Agents):
         return self.is_met
 
     def begin(self, attempt: int, secret: bytes) -> None:
-        self.stage, self.is_met, self.found = Stage.TRAIN, False, None
+        self.state, self.is_met, self.found = AgentsState.TRAIN, False, None
 
     def serve(self) -> None:
         return
 
     def go_on(self, attempt: int, secret: bytes) -> bool:
-        if self.stage is not Stage.REST:
+        if self.state is not AgentsState.REST:
             return False
         self.deeds.append(attempt)
         self.begin(attempt, secret)
@@ -99,7 +99,7 @@ class FakeAgents(Agents):
 
     def leave(self) -> None:
         """Have all agents leave, but for one that is lost."""
-        self.stage = Stage.LEFT
+        self.state = AgentsState.LEFT
 
 
 def ended(code: int) -> Ending:
@@ -520,7 +520,7 @@ def rest(scene: Scene, code: int = 137) -> Deed:
     """Have the agents of an attempt rest after a failure."""
 
     def resting() -> None:
-        scene.agents.stage, scene.agents.found = Stage.REST, ended(code)
+        scene.agents.state, scene.agents.found = AgentsState.REST, ended(code)
 
     return resting
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from clusterrun.errors import NodeExit
-from clusterrun.node.conductor.agents import Stage
+from clusterrun.node.conductor.agents import AgentsState
 from clusterrun.node.link import head
 from clusterrun.node.watch import hangs, interruption
 from clusterrun.rundir.request import Reason, write_request
@@ -277,6 +277,6 @@ def test_a_step_whose_node_was_left_behind_is_not_awaited(
     silent = job.agent_pid("local1")
     os.kill(silent, signal.SIGSTOP)
     os.kill(job.rank_pid(0), signal.SIGKILL)
-    wait_for(lambda: job.link.stage is Stage.LEFT)
+    wait_for(lambda: job.link.state is AgentsState.LEFT)
     os.kill(silent, signal.SIGCONT)
     assert job.wait() == [137] * 2

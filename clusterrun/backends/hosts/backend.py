@@ -98,10 +98,6 @@ class HostsBackend(LocalBackend):
             home = Home(host=host, run_dir=answer.run_dir, python=answer.python)
         return Submission(job_id=answer.job_id, home=home)
 
-    def interrupt(self, job_id: str) -> None:
-        """Do nothing: the head's agent looks for requests."""
-        del job_id
-
     def signal(self, job_id: str, number: int, command: str = "") -> None:
         """Signal the controller of a job, on its own host."""
         paths = self._paths(job_id)

@@ -13,7 +13,6 @@ import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from enum import Enum
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -35,20 +34,14 @@ class RefusedError(ClusterrunError):
     """A host sent something that is not its own."""
 
 
-class _Way(Enum):
-    GROWS = "grows"  # only appended to
-    WHOLE = "whole"  # replaced
-    FIRST = "first"  # the first writer decides
-
-
 @lru_cache(maxsize=8192)
-def _ways(node: str, attempt: int) -> dict[str, _Way]:
-    """Return what a node writes; what points into a log is before it."""
+def _grows(node: str, attempt: int) -> dict[str, bool]:
+    """Return what a node writes, and whether it only grows; what points into a log is before it."""
     logs = (_RUN.log_errors, _RUN.log, _RUN.nccl_log, _RUN.rank_errors)
     grows = [*(of(attempt, node) for of in logs), _RUN.usage(node), _RUN.events(node)]
-    whole = [of(attempt, node) for of in (_RUN.flight_dumps, _RUN.live_dumps)]
-    found = zip(_Way, (grows, whole, [_RUN.status(attempt)]), strict=True)
-    return {str(path): way for way, paths in found for path in paths}
+    whole = [*(of(attempt, node) for of in (_RUN.flight_dumps, _RUN.live_dumps))]
+    found = ((True, grows), (False, [*whole, _RUN.status(attempt)]))
+    return {str(path): is_growing for is_growing, paths in found for path in paths}
 
 
 @dataclass(kw_only=True)
@@ -66,43 +59,40 @@ class Receiver:
         """Return what `news` needs; None while the disk is full."""
         if time.monotonic() < self._retry_at:
             return None
-        ways, root = self._ways(), self.root
-        grows = {path: files.size_of(root / path) for path in ways if ways[path] is _Way.GROWS}
+        known, root = self._known(), self.root
+        grows = {path: files.size_of(root / path) for path in known if known[path]}
         others = {
             path: self._received.get(path) or _changed(root / path)
-            for path, way in ways.items()
-            if way is _Way.WHOLE or (way is _Way.FIRST and not (root / path).exists())
+            for path in known
+            if not known[path]
         }
         return {"grows": grows, "others": others}
 
     def take(self, frame: Frame) -> None:
         """Write a part of a file. Raises RefusedError for one that is not the host's own."""
         name, at = frame.fields["path"], int(frame.fields["at"])
-        way, path = self._ways().get(name), self.root / name
-        if way is None:
+        known, path = self._known(), self.root / name
+        if name not in known:
             raise RefusedError(f"a host sent {name!r}, which is not its own")
         if time.monotonic() < self._retry_at:
             return  # nothing may point into a log that is behind
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if way is _Way.GROWS:
+            if known[name]:
                 _append(path, at, frame.data)
-            elif way is _Way.WHOLE:
+            else:
                 files.write_whole(path, frame.data)
                 os.utime(path, ns=(at, at))
                 self._received[name] = at
-            else:
-                with contextlib.suppress(FileExistsError):
-                    files.create(path, frame.data)
             self._is_full = False
         except OSError as error:
             if not self._is_full:
                 self.say(f"cannot write {path}: {error.strerror or error}; retrying")
             self._is_full, self._retry_at = True, time.monotonic() + RETRY_S
 
-    def _ways(self) -> dict[str, _Way]:
+    def _known(self) -> dict[str, bool]:
         attempts = RunPaths(root=self.root).attempts()
-        return {path: way for n in attempts for path, way in _ways(self.node, n).items()}
+        return {path: grows for n in attempts for path, grows in _grows(self.node, n).items()}
 
 
 def _changed(path: Path) -> int:

@@ -86,10 +86,6 @@ class LocalBackend(Backend):
         for job_id in job_ids:
             self.signal(job_id, signal.SIGTERM, f"clusterrun cancel {job_id}")
 
-    def interrupt(self, job_id: str) -> None:
-        """Signal the controller, which signals the agents."""
-        self.signal(job_id, signal.SIGUSR2, f"clusterrun cancel --checkpoint {job_id}")
-
     def signal(self, job_id: str, number: int, command: str = "") -> None:
         """Signal the controller of a job that has not ended; `command` is for the hint."""
         paths = self._paths(job_id)

@@ -176,13 +176,6 @@ class SlurmBackend:
         if unknown := [job_id for job_id in job_ids if job_id not in known]:
             raise JobNotFoundError(f"Slurm does not know job {', '.join(unknown)}")
 
-    def interrupt(self, job_id: str) -> None:
-        """Signal the conductor; without --batch, the signal would also reach the ranks."""
-        argv = ("scancel", "--batch", "--signal=USR2", job_id)
-        done = slurm_query.call(self.slurm_cluster, *argv)
-        if done.rc != 0:
-            raise ClusterrunError(f"cannot signal job {job_id}", cause=done.stderr.strip())
-
     def scontrol(self, *words: str) -> None:
         """Run scontrol. Raises ClusterrunError if Slurm refuses."""
         done = slurm_query.call(self.slurm_cluster, "scontrol", *words)

@@ -20,6 +20,7 @@ from clusterrun.node.agent.preparation import (
     check_descriptors,
     launcher_of,
     node_report,
+    prepare_launch,
 )
 from clusterrun.node.base.causes import (
     Cause,
@@ -186,8 +187,6 @@ class Agent:
     async def _prepare_launch(self) -> tuple[int, Mapping[str, str]]:
         if not self._who.is_first:
             return 0, {}
-        from clusterrun.node.agent.first import prepare_launch  # other nodes start without it
-
         return await prepare_launch(self._attempt, self._spool, self._forge, self._journal)
 
     async def _refused(self, link: Member, error: NodeError) -> int:

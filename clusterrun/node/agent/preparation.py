@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -15,7 +16,9 @@ from clusterrun.health.gpu_answer import LONG_S, GpuAnswer, device_names
 from clusterrun.launch.accelerate_argv import NodeLaunch, launch_argv
 from clusterrun.launch.plan import LOOPBACK, Plan, Precision
 from clusterrun.node.agent.environment import of_rank, portable, rank_environment
+from clusterrun.node.agent.journal import Journal
 from clusterrun.node.agent.launcher import (
+    NOT_FORKED,
     AccelerateLauncher,
     DirectLauncher,
     ForgeLauncher,
@@ -197,6 +200,32 @@ async def launch_variables(attempt: Attempt, spool: Spool, forge: Forge) -> tupl
     env = rank_environment(os.environ, attempt, asked, spool.root)
     found, why = await forge.variables(env, words)
     return portable(found, env, attempt.paths.root, os.getcwd()), why
+
+
+async def prepare_launch(
+    attempt: Attempt, spool: Spool, forge: Forge | None, journal: Journal
+) -> tuple[int, Mapping[str, str]]:
+    """Return, on the first node, where the ranks meet and what accelerate gives them: variables.
+
+    If these are known, the ranks' store is already there. Raises NodeError if no port is free.
+    """
+    plan, port, variables = attempt.plan, 0, dict[str, str]()
+    why = "no process could be forked for that"
+    if forge is not None:
+        asked = asyncio.ensure_future(launch_variables(attempt, spool, forge))
+        await asyncio.sleep(0)  # it asks first: the store is there sooner
+        if plan.world_size > 1:
+            port = host_store(attempt, forge)
+        found, why = await asked
+        variables = dict(found)
+        if variables and is_store_used(variables) != bool(port):
+            port = 0 if port else host_store(attempt, forge)
+        journal.event("forge", problem=why)
+    if why and plan.launcher is not Launcher.ACCELERATE:
+        journal.say_not_forked(f"{NOT_FORKED.format('by accelerate launch')}: {why}")
+    if not variables and plan.is_smoke:
+        variables = smoke_variables(plan)
+    return port or rendezvous_port(attempt), variables
 
 
 def launcher_of(

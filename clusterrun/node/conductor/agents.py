@@ -27,8 +27,8 @@ if TYPE_CHECKING:  # imported by the thread
 START_S = 60.0  # for the thread to be there
 
 
-class Stage(Enum):
-    """How far the agents of an attempt are."""
+class AgentsState(Enum):
+    """What the agents of an attempt do."""
 
     TRAIN = "train"
     REST = "rest"  # the attempt has failed, and all agents wait for the next one
@@ -37,7 +37,7 @@ class Stage(Enum):
 
 
 class Agents:
-    """The agents of a job, from attempt to attempt. `wake` wakes the conductor at a new stage."""
+    """The agents of a job, from attempt to attempt. `wake` wakes the conductor at a new state."""
 
     def __init__(self, paths: RunPaths, plan: Plan, job_id: str, wake: Callable[[], None]) -> None:
         self._paths, self._plan, self._job_id, self._wake = paths, plan, job_id, wake
@@ -46,7 +46,7 @@ class Agents:
         self._is_there = threading.Event()
         self._leading: Leading | None = None
         self._first: tuple[int, bytes] = (0, b"")
-        self.stage = Stage.EXIT
+        self.state = AgentsState.EXIT
         self.tell: Callable[[str], None] = say_on_stderr
 
     @property
@@ -74,7 +74,7 @@ class Agents:
         """Expect the agents of an attempt, once `serve` was called. Raises ClusterrunError."""
         if self._listener is None:
             self._listener = self._listen()
-        self.stage = Stage.TRAIN
+        self.state = AgentsState.TRAIN
         if self._leading is None:
             self._first = (attempt, secret)
         else:
@@ -108,7 +108,7 @@ class Agents:
             assert self._listener is not None
             about = (self._paths, self._plan, self._job_id)
             leading = Leading(*about, reached=self._reached, tell=self.tell)
-            leading.run(self._listener, *self._first, started=self._started)
+            leading.run(self._listener, self._first, self._started)
         except Exception:  # noqa: BLE001 - the agents end as their connections close
             print_trouble()
         finally:
@@ -118,13 +118,13 @@ class Agents:
         self._leading = leading
         self._is_there.set()
 
-    def _reached(self, stage: Stage) -> None:
-        self.stage = stage
+    def _reached(self, state: AgentsState) -> None:
+        self.state = state
         self._wake()
 
     def go_on(self, attempt: int, secret: bytes) -> bool:
         """Have the agents that rest begin an attempt; return False if they cannot."""
-        if self._leading is None or self.stage is not Stage.REST:
+        if self._leading is None or self.state is not AgentsState.REST:
             return False
         return self._leading.ask(self._leading.go_on(attempt, secret)) is True
 

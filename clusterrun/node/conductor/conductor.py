@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeVar
 from clusterrun.errors import ClusterrunError, Exit, NodeExit, SchedulerUnreachableError, describe
 from clusterrun.launch.plan import Plan
 from clusterrun.node.base.stderr import print_trouble, say_on_stderr
-from clusterrun.node.conductor.agents import Agents, Stage
+from clusterrun.node.conductor.agents import Agents, AgentsState
 from clusterrun.node.conductor.host import Host, Step, held
 from clusterrun.node.link.handshake import Realm
 from clusterrun.rundir.claims import followed_by, take_attempt
@@ -59,7 +59,7 @@ class _OverError(Exception):
 class Conductor:
     """One job of a run, from its first attempt to its end.
 
-    `hear` returns new signals, and early at a new stage of the `agents`.
+    `hear` returns new signals, and early at a new state of the `agents`.
     """
 
     paths: RunPaths
@@ -191,8 +191,8 @@ class Conductor:
         self.agents_left = self.agents_rest = False
         code = None
         while self.step and (code := self.step.poll()) is None:
-            self.agents_rest = self.agents.stage is Stage.REST
-            self.agents_left = self.agents.stage is Stage.LEFT
+            self.agents_rest = self.agents.state is AgentsState.REST
+            self.agents_left = self.agents.state is AgentsState.LEFT
             if self.agents_left or self.agents_rest:
                 break
             self._wait(LOOK_S)

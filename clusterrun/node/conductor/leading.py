@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from clusterrun.launch.plan import Plan
 from clusterrun.node.base.stderr import print_trouble
 from clusterrun.node.base.tasks import task_error
-from clusterrun.node.conductor.agents import Stage
+from clusterrun.node.conductor.agents import AgentsState
 from clusterrun.node.conductor.leader import Leader
 from clusterrun.node.link.connection import STRANGER_BYTES, Channel
 from clusterrun.node.link.head import Head
@@ -21,6 +21,8 @@ BACKLOG = 1024
 FINISH_S = 5.0  # for what the agents of a step that has ended have reported
 ANSWER_S = 10.0
 
+First = tuple[int, bytes]  # an attempt and its secret
+Started = Callable[["Leading"], None]
 _T = TypeVar("_T")
 
 
@@ -33,7 +35,7 @@ class Leading:
         plan: Plan,
         job_id: str,
         *,
-        reached: Callable[[Stage], None],
+        reached: Callable[[AgentsState], None],
         tell: Callable[[str], None],
     ) -> None:
         self._about, self._reached, self._tell = (paths, plan, job_id), reached, tell
@@ -44,28 +46,15 @@ class Leading:
         """The members of the attempt."""
         return self.leader.head
 
-    def run(
-        self,
-        listener: socket.socket,
-        attempt: int,
-        secret: bytes,
-        *,
-        started: Callable[[Leading], None],
-    ) -> None:
+    def run(self, listener: socket.socket, first: First, started: Started) -> None:
         """Lead the first attempt and those that follow, until `stop` is called."""
         with contextlib.suppress(asyncio.CancelledError):
-            asyncio.run(self._run(listener, attempt, secret, started))
+            asyncio.run(self._run(listener, first, started))
 
-    async def _run(
-        self,
-        listener: socket.socket,
-        attempt: int,
-        secret: bytes,
-        started: Callable[[Leading], None],
-    ) -> None:
+    async def _run(self, listener: socket.socket, first: First, started: Started) -> None:
         self._loop, self._running = asyncio.get_running_loop(), asyncio.current_task()
         self._loop.set_exception_handler(lambda _, context: self._tell(task_error(context)))
-        await self.begin(attempt, secret)
+        await self.begin(*first)
         server = await asyncio.start_server(
             self._knocked, sock=listener, limit=STRANGER_BYTES, backlog=BACKLOG
         )
@@ -101,11 +90,11 @@ class Leading:
             print_trouble()
             await leader.head.close()
         if leader is self.leader:
-            self._reached(Stage.LEFT if leader.has_lost_node else Stage.EXIT)
+            self._reached(AgentsState.LEFT if leader.has_lost_node else AgentsState.EXIT)
 
     def _rest(self, leader: Leader) -> None:
         if leader is self.leader:
-            self._reached(Stage.REST)
+            self._reached(AgentsState.REST)
 
     async def go_on(self, attempt: int, secret: bytes) -> bool:
         """Have the agents that rest begin an attempt, if they all do."""
@@ -113,7 +102,7 @@ class Leading:
         if not before.head.is_whole:
             return False
         await self.begin(attempt, secret)
-        self._reached(Stage.TRAIN)
+        self._reached(AgentsState.TRAIN)
         before.head.send_again(attempt)
         before.released.set()
         return True

@@ -11,7 +11,7 @@ import os
 import re
 import time
 import zlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -62,9 +62,6 @@ class RankPlace:
     def is_halted(self) -> bool:
         """Return whether the process exists but does not run."""
         return self.state in _STATES.values()
-
-
-Places = Callable[[], Awaitable[list[RankPlace]]]
 
 
 async def places(pids: Mapping[int, int], spool: Spool, node: str) -> list[RankPlace]:
