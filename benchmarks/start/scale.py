@@ -239,7 +239,7 @@ def _members(nodes: int, realm: Realm, writing: int) -> int:
 
 async def _head_meets(nodes: int, realm: Realm) -> int:
     count = _counted()
-    head = Head(realm, realm.create_secret(), nodes, 300)
+    head = Head(realm, realm.create_secret(), nodes, lambda: 300.0)
 
     async def knocked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if not await head.admit(connection.Channel(reader, writer)):

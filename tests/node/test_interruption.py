@@ -31,7 +31,7 @@ class InterruptedNode:
     def __init__(self, path: Path, *, warning_s: float = 120) -> None:
         self.file = path / "request"
         self.control = ControlPage(path / "control", 1)
-        self.head = Head(Realm(paths=RunPaths(root=path), attempt=1), b"", 1, 1)
+        self.head = Head(Realm(paths=RunPaths(root=path), attempt=1), b"", 1, lambda: 1.0)
         self.head.questions = Questions(self._send, lambda: {0})
         self.peer = self.head._peers[0] = Peer(node="n0", node_rank=0, channel=MagicMock())
         self.head.is_launched = True

@@ -85,7 +85,7 @@ class Nodes:
 
     def __init__(self, path: Path, nodes: int = 3, timeout_s: float = 10) -> None:
         place = realm(path)
-        self.head = Head(place, place.create_secret(), nodes, timeout_s)
+        self.head = Head(place, place.create_secret(), nodes, lambda: timeout_s)
         self.socket = listening()
         port = self.port = self.socket.getsockname()[1]
         self.members = [member(rank, nodes, place, port, timeout_s) for rank in range(nodes)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -151,6 +152,12 @@ def test_no_node_is_excluded_for_less(found: ShortVerdict) -> None:
     assert after(failed(found, step=7)).exclude == ()
 
 
+def others(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """Have this process have threads of these names."""
+    found = [threading.main_thread(), *(threading.Thread(name=name) for name in names)]
+    monkeypatch.setattr(verdicts.threading, "enumerate", lambda: found)
+
+
 def test_a_verdict_that_takes_too_long_delays_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,17 +165,17 @@ def test_a_verdict_that_takes_too_long_delays_nothing(
     slow.write_text("#!/bin/sh\nexec sleep 60\n")
     slow.chmod(0o700)
     monkeypatch.setattr(verdicts.sys, "executable", str(slow))
-    monkeypatch.setattr(verdicts.threading, "active_count", lambda: 2)
+    others(monkeypatch, "reader")
     monkeypatch.setattr(verdicts, "LIMIT_S", 0.2)
     assert verdicts.judge(RunPaths(root=tmp_path), failed(None)) is None
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("names", [(), ("agents", "shared disk"), ("reader",)])
 def test_the_judge_names_the_cause_in_a_process_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]
 ) -> None:
     """It is a fork of this one if that is safe."""
-    monkeypatch.setattr(verdicts.threading, "active_count", lambda: threads)
+    others(monkeypatch, *names)
     monkeypatch.setattr(verdicts, "LIMIT_S", verdicts.LIMIT_S * patience())
     verdicts.load_judge()
     paths = RunPaths(root=tmp_path)

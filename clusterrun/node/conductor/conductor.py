@@ -96,6 +96,7 @@ class Conductor:
         if self.step is not None:
             self._dismiss()
             self.step.kill()
+        self.agents.close()
         if finish.state is not None and not self.continues_elsewhere:
             self._write_end(finish)
             if not self.terminated:

@@ -58,11 +58,12 @@ class Leader:
     ) -> None:
         self._paths, self._plan, self._number = paths, plan, number
         self._rest, self._tell = rest, tell
-        self._disk, self._tasks, self._events = SharedDisk(), Tasks(), Tasks()
+        self._disk, self._tasks = SharedDisk(), Tasks()
+        self._preparing: asyncio.Future[None] | None = None
         self._account = Account(paths, number, job_id)
         realm = Realm(paths=paths, attempt=number)
         may_lack = plan.is_smoke
-        self.head = Head(realm, secret, plan.nodes, self._timeout_s(), may_lack=may_lack)
+        self.head = Head(realm, secret, plan.nodes, self._timeout_s, may_lack=may_lack)
         self.head.heard = self._heard
         self.ending: Ending | None = None
         self.released = asyncio.Event()
@@ -72,6 +73,7 @@ class Leader:
         self._have_ended_well = False
 
     def _timeout_s(self) -> float:
+        """Return how long the first node that joins waits for the others."""
         plan = self._plan
         if not plan.is_smoke:  # of nodes that are checked, a busy one may start half as fast
             return float(plan.rendezvous_timeout_s)
@@ -115,7 +117,10 @@ class Leader:
     async def _run(self) -> Ending:
         try:
             await self._disk.do(self._account.open)
-            parameters = self._decide(await self.head.meet(self._check_open))
+            reports = await self.head.meet(self._check_open)
+            if self._preparing is not None:
+                await self._preparing
+            parameters = self._decide(reports)
         except NodeError as error:
             ending = Ending.refused(error)
             await self.head.refuse(ending)
@@ -199,7 +204,7 @@ class Leader:
     def _heard(self, kind: str, message: dict[str, Any]) -> None:
         """Take what agents report; but for `interrupt`, only the first node does."""
         if kind == "nodes":
-            self._events.start(self._prepare_run_dir())
+            self._preparing = asyncio.ensure_future(self._prepare_run_dir())
         elif kind == "rank_event" and isinstance(event := message.get("event"), dict):
             self._take(event)
         elif kind == "progress" and self._hangs is not None:

@@ -20,6 +20,7 @@ from clusterrun.rundir.paths import RunPaths
 BACKLOG = 1024
 FINISH_S = 5.0  # for what the agents of a step that has ended have reported
 ANSWER_S = 10.0
+STRANGERS = 64  # connections that have not yet proved to be agents, besides as many as nodes
 
 First = tuple[int, bytes]  # an attempt and its secret
 Started = Callable[["Leading"], None]
@@ -39,7 +40,10 @@ class Leading:
         tell: Callable[[str], None],
     ) -> None:
         self._about, self._reached, self._tell = (paths, plan, job_id), reached, tell
+        self._most_knocking = plan.nodes + STRANGERS
         self.leader: Leader
+        self._leading: asyncio.Task[None] | None = None
+        self._knocking = 0
 
     @property
     def head(self) -> Head:
@@ -63,9 +67,12 @@ class Leading:
 
     async def _knocked(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         is_admitted = False
+        self._knocking += 1
         try:
-            is_admitted = await self.head.admit(Channel(reader, writer))
+            if self._knocking <= self._most_knocking:  # strangers must not take all descriptors
+                is_admitted = await self.head.admit(Channel(reader, writer))
         finally:
+            self._knocking -= 1
             if not is_admitted:
                 writer.close()
 
@@ -78,7 +85,12 @@ class Leading:
             return None
 
     async def begin(self, attempt: int, secret: bytes) -> None:
-        """Lead an attempt."""
+        """Lead an attempt, instead of the one whose agents have gone."""
+        if self._leading is not None:
+            self._leading.cancel()
+        self._lead_on(attempt, secret)
+
+    def _lead_on(self, attempt: int, secret: bytes) -> None:
         paths, plan, job_id = self._about
         self.leader = Leader(paths, plan, attempt, job_id, secret, self._rest, self._tell)
         self._leading = asyncio.ensure_future(self._lead(self.leader))
@@ -101,7 +113,7 @@ class Leading:
         before = self.leader
         if not before.head.is_whole:
             return False
-        await self.begin(attempt, secret)
+        self._lead_on(attempt, secret)
         self._reached(AgentsState.TRAIN)
         before.head.send_again(attempt)
         before.released.set()
@@ -115,8 +127,9 @@ class Leading:
         """Wait for the end of an attempt whose step has ended."""
         self.leader.released.set()
         within_s = FINISH_S if self.head.has_members else 0.0
-        with contextlib.suppress(asyncio.TimeoutError, asyncio.CancelledError):
-            await asyncio.wait_for(self._leading, within_s)
+        if self._leading is not None:
+            with contextlib.suppress(asyncio.TimeoutError, asyncio.CancelledError):
+                await asyncio.wait_for(self._leading, within_s)
 
     def stop(self) -> None:
         """End the loop, which closes all connections."""

@@ -59,7 +59,13 @@ class Head:
     """
 
     def __init__(
-        self, realm: Realm, secret: bytes, nodes: int, timeout_s: float, *, may_lack: bool = False
+        self,
+        realm: Realm,
+        secret: bytes,
+        nodes: int,
+        timeout_s: Callable[[], float],
+        *,
+        may_lack: bool = False,
     ) -> None:
         self._realm, self._secret, self._nodes = realm, secret, nodes
         self._timeout_s, self._may_lack = timeout_s, may_lack
@@ -109,11 +115,15 @@ class Head:
     async def meet(self, check: Callable[[], Awaitable[None]]) -> list[Report]:
         """Wait for the reports of all nodes; return them in rank order. Raises NodeError.
 
-        `check` is called now and then, and may raise.
+        The first node that joins waits for the others. `check` is called now and then, and may
+        raise.
         """
-        deadline = time.monotonic() + self._timeout_s
+        deadline = timeout_s = float("inf")
         while True:
             self._changed.clear()
+            if self._peers and deadline == float("inf"):
+                timeout_s = self._timeout_s()
+                deadline = time.monotonic() + timeout_s
             if self._refused is not None:
                 raise self._refused
             is_late = time.monotonic() > deadline
@@ -122,16 +132,16 @@ class Head:
             if is_late and self._may_lack and 0 in self._reports:
                 break
             if is_late:
-                raise NodeError(NodeExit.RENDEZVOUS_FAILED, self._absent())
+                raise NodeError(NodeExit.RENDEZVOUS_FAILED, self._absent(timeout_s))
             await check()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), LOOK_S)
         return [self._reports[rank] for rank in sorted(self._reports)]
 
-    def _absent(self) -> str:
+    def _absent(self, timeout_s: float) -> str:
         names = [name for rank, name in enumerate(self.names) if rank not in self._reports]
         who = ", ".join(names) or count(self._nodes - len(self._reports), "node")
-        return f"{who} did not join within {self._timeout_s:.0f} s"
+        return f"{who} did not join within {timeout_s:.0f} s"
 
     def welcome(self, parameters: LaunchParameters) -> None:
         """Start the ranks on all nodes."""

@@ -20,6 +20,7 @@ from clusterrun.shared.files import parse_object
 from clusterrun.shared.typed import decoded
 
 JUDGE: Final = "clusterrun.verbs.judge"  # an upper room, which this one only starts
+_QUIET = {"agents", "shared disk"}  # threads that hold no lock while an attempt is concluded
 LIMIT_S: Final = 5.0  # a verdict that takes longer delays no restart
 _MOST_FAULTY: Final = 1 / 4  # of the nodes: more point to something that they share
 # Ends that the logs explain. Lost nodes and nodes that do not meet have rules of their own.
@@ -45,7 +46,8 @@ def judge(paths: RunPaths, outcome: Outcome) -> ShortVerdict | None:
 
 def _judged(paths: RunPaths, outcome: Outcome) -> str | None:
     loaded = sys.modules.get(JUDGE)
-    if loaded is not None and threading.active_count() == 1:
+    others = {thread.name for thread in threading.enumerate()} - {threading.main_thread().name}
+    if loaded is not None and others <= _QUIET:
         return fork_answer(partial(loaded.judged, paths.root, outcome), LIMIT_S)
     argv = (sys.executable, "-m", JUDGE, str(paths.root))
     # Not in the working directory: the user's modules may shadow ours.
