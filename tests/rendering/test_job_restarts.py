@@ -90,10 +90,10 @@ def test_a_relaunch_is_the_next_attempt_in_the_same_allocation(run: BatchRun) ->
     done = run.run(STUB_SRUN_STATUS="137 0")
     assert done.returncode == 0
     assert run.attempts() == ["1", "2"]
-    assert [run.srun(number)[-1] for number in (1, 2)] == ["1", "2"]
-    again = run.srun(2)[:-1]
+    assert [run.srun(number)[-3] for number in (1, 2)] == ["1", "2"]
+    again = run.srun(2)[:-3]
     again.remove("--immediate=60")  # nodes that are lost are not waited for
-    assert run.srun(1)[:-1] == again
+    assert run.srun(1)[:-3] == again
     assert end_of(run.path)["state"] == "COMPLETED"
     assert "attempt 1: relaunch: why" in done.stderr
 

@@ -21,6 +21,7 @@ from clusterrun.backends.local.controller import amend_controller, exit_code
 from clusterrun.backends.local.process import identity
 from clusterrun.errors import ClusterrunError, NodeExit
 from clusterrun.launch.plan import LOOPBACK, Plan
+from clusterrun.node.base.ports import own_addresses
 from clusterrun.node.base.stderr import say_on_stderr
 from clusterrun.node.conductor.host import Host
 from clusterrun.rundir.paths import RunPaths
@@ -247,11 +248,15 @@ class HostsHost(Host):
         self._opener.start()
 
     def _address_for(self, link: Link) -> str:
-        """Return where a host reaches this machine: as it was reached over ssh, if it was."""
+        """Return where a host reaches this machine: as it was reached over ssh, if it was.
+
+        Of a machine that only starts the run, the name may not be known: then all its addresses.
+        """
         if link.name == self._here:
             return LOOPBACK
-        first = parse_host(self.plan.hosts[0]).host if self._here else socket.gethostname()
-        return str(link.facts["client"] or first)
+        if link.facts["client"] or self._here:
+            return str(link.facts["client"] or parse_host(self.plan.hosts[0]).host)
+        return ",".join((socket.gethostname(), *own_addresses()))
 
     def _environ_of(self, link: Link, rank: int, chosen: Sequence[Link]) -> dict[str, str]:
         environ: dict[str, Any] = {

@@ -61,6 +61,15 @@ def free_port(ports: tuple[int, ...]) -> int:
     raise last
 
 
+def own_addresses() -> list[str]:
+    """Return the addresses at which other machines may reach this one."""
+    import psutil
+
+    found = [each for addresses in psutil.net_if_addrs().values() for each in addresses]
+    known = [each.address for each in found if each.family in (socket.AF_INET, socket.AF_INET6)]
+    return [address for address in known if not address.startswith(("127.", "::1", "fe80:"))]
+
+
 def interface_of(address: str) -> str:
     """Return the network interface that has an address; empty if none has."""
     import psutil

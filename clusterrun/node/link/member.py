@@ -25,13 +25,14 @@ from clusterrun.shared.typed import decoded
 
 RETRY_S = 0.03  # the conductor may be about to listen
 RETRY_MOST_S = 2.0
+CONNECT_S = 10.0
 ALIVE_S = 15.0  # between two heartbeats
 REST_S = 90.0  # the conductor decides earlier
 UNANSWERED = 20  # heartbeats until the conductor is considered lost; Slurm may suspend it
 
 
 class Place(NamedTuple):
-    """Where the conductor listens."""
+    """Where the conductor listens; `host` may be several names and addresses, with commas."""
 
     host: str
     port: int
@@ -134,22 +135,24 @@ class Member:
 
     async def _join(self, deadline: float) -> Channel:
         """Try until the conductor answers: it may be busy with many nodes."""
-        host = await self._disk.do(partial(reach.known_address, self._place.host))
+        first, *others = self._place.host.split(",")
+        hosts = (await self._disk.do(partial(reach.known_address, first)), *others)
         pause_s = RETRY_S
         while time.monotonic() < deadline:
-            try:
-                if channel := await self._enter(host):
-                    return channel
-            except (OSError, ValueError, asyncio.TimeoutError) as error:
-                self.last_problem = str(error) or "no answer"
+            for host in hosts:
+                try:
+                    if channel := await self._enter(host):
+                        return channel
+                except (OSError, ValueError, asyncio.TimeoutError) as error:
+                    self.last_problem = str(error) or "no answer"
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, RETRY_MOST_S)
-        text = f"cannot reach the conductor on {self._place.host} within {self._timeout_s:.0f} s"
+        text = f"cannot reach the conductor on {first} within {self._timeout_s:.0f} s"
         raise self._lost(f"{text}: {self.last_problem}")
 
     async def _enter(self, host: str) -> Channel | None:
         opening = asyncio.open_connection(host, self._place.port, limit=STRANGER_BYTES)
-        channel = Channel(*await asyncio.wait_for(opening, ANSWER_S))
+        channel = Channel(*await asyncio.wait_for(opening, CONNECT_S))
         is_admitted = False
         try:
             is_admitted = await self._is_admitted(channel)
