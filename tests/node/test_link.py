@@ -201,7 +201,6 @@ async def resting(nodes: Nodes) -> list[asyncio.Task[int]]:
     stopping = asyncio.ensure_future(nodes._stop())
     await asyncio.gather(*(node.ending() for node in nodes.members))
     tasks = [asyncio.ensure_future(node.rest(is_well=True)) for node in nodes.members]
-    await nodes.head.all_written()
     await stopping
     assert nodes.head.is_whole
     return tasks
@@ -230,7 +229,7 @@ async def test_no_node_rests_if_one_member_cannot(tmp_path: Path) -> None:
         asyncio.ensure_future(node.rest(is_well=node is nodes.members[0])) for node in nodes.members
     ]
     since = time.monotonic()
-    await nodes.head.all_written()
+    assert await nodes.head.stop(Ending.completed())
     assert not nodes.head.is_whole
     assert time.monotonic() - since < REST_S / 2
     await nodes.head.close()

@@ -89,17 +89,19 @@ class Leader:
             if ending.failure is not None and ending.cause is Cause.NODE_LOST:
                 lost = asdict(ending.failure)
                 self.event("failed", **{"ts": lost.pop("at"), **lost})
-            is_quiet = await self.head.stop(ending)
+            is_quiet = not self.head.is_launched or await self.head.stop(ending)
             self._tasks.cancel()
-            await self.head.all_written()
             await self._close(ending)
-            may_rest = ending.cause.is_failure and ending.cause is not Cause.NODE_LOST
-            if may_rest and self.head.is_whole:
+            is_lost = ending.cause is Cause.NODE_LOST
+            if (
+                self.head.is_launched
+                and ending.cause.is_failure
+                and not is_lost
+                and self.head.is_whole
+            ):
                 self._rest(self)
                 await self._until_released()
-            self.has_lost_node = (
-                ending.cause is Cause.NODE_LOST or not is_quiet or self.head.has_lost_rest
-            )
+            self.has_lost_node = is_lost or not is_quiet or self.head.has_lost_rest
         finally:
             self._tasks.cancel()
             await self.head.close()

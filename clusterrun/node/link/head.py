@@ -277,20 +277,20 @@ class Head:
     # At the end
 
     async def stop(self, ending: Ending) -> bool:
-        """Have all nodes stop; return whether nothing runs on any of them in time."""
+        """Have all nodes stop and write their logs.
+
+        Return whether nothing runs on any of them in time.
+        """
         self._send_all("stop", **asdict(ending))
         self.look_around()
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._all_done.wait(), LEAVE_S)
-        return self._all_done.is_set()
-
-    async def all_written(self) -> None:
-        """Wait until all members have written their logs."""
         until = time.monotonic() + REST_S
         while (left_s := until - time.monotonic()) > 0 and not all(
             peer.is_gone or peer.rests is not None for peer in self._peers.values()
         ):
             await self._change(left_s)
+        return self._all_done.is_set()
 
     async def until_broken(self, within_s: float) -> None:
         """Wait until a member that rests is gone, or for so long."""
