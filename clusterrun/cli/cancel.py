@@ -31,17 +31,15 @@ LOOK_S: Final = 3.0  # by then the agents have written their reports
     help=f"wait this long for the checkpoint, e.g. 90s or 10m  [default: {DEFAULT}]",
 )
 @click.option("-y", "--yes", is_flag=True, help="do not ask for confirmation")
-@click.option("--json", "as_json", is_flag=True, help="print JSON")
-@click.pass_context
+@output.json_option
 def command(
-    ctx: click.Context,
     jobs: tuple[str, ...],
     *,
     checkpoint: bool,
     timeout: str | None,
     yes: bool,
     as_json: bool,
-) -> None:
+) -> Exit:
     """Cancel jobs.
 
     JOB is a job id, the name of a run (the newest of that name) or a run directory. If it is part
@@ -57,7 +55,6 @@ def command(
     clusterrun cancel 4711
     clusterrun cancel --checkpoint --timeout 10m 4711
     """
-    output.expect_json(as_json)
     if timeout is not None and not checkpoint:
         raise UsageError("--timeout requires --checkpoint", hint="pass both, or drop --timeout")
     timeout_s = parse_seconds(timeout or DEFAULT)
@@ -83,8 +80,7 @@ def command(
     else:
         for before in found:
             _print_cancelled(before, completed=before in completed)
-    if None in saved.values():
-        ctx.exit(Exit.NO)
+    return Exit.NO if None in saved.values() else Exit.OK
 
 
 def _let_leave(found: list[JobStatus], timeout_s: int, unheard_s: float) -> dict[str, str | None]:

@@ -12,7 +12,6 @@ from clusterrun.cli.shared.options import (
     ScriptCommand,
     explain_option,
     job_options,
-    json_option,
 )
 from clusterrun.cli.shared.submission import warn_of_sbatch_variables
 from clusterrun.errors import Exit, UsageError
@@ -26,9 +25,8 @@ SCHEMA = "clusterrun.check/2"
 @click.command(cls=ScriptCommand)
 @job_options()
 @explain_option
-@json_option
-@click.pass_context
-def command(ctx: click.Context, job: JobOptions, *, as_json: bool) -> None:
+@output.json_option
+def command(job: JobOptions, *, as_json: bool) -> Exit:
     """Look for pitfalls in a script and its launch.
 
     Reads the script and executes nothing of it. The exit status is 3 if something was found, 0 if
@@ -40,7 +38,6 @@ def command(ctx: click.Context, job: JobOptions, *, as_json: bool) -> None:
     clusterrun check -N 2 --gpus-per-node 4 train.py --epochs 3
     clusterrun explain fixed-port
     """
-    output.expect_json(as_json)
     resolved = job.load()
     if not (resolved.spec.script or resolved.spec.module):
         hint = "name it: clusterrun check train.py (or script: in clusterrun.yaml)"
@@ -64,4 +61,4 @@ def command(ctx: click.Context, job: JobOptions, *, as_json: bool) -> None:
             show(each, place(each, script))
         number = count(len(found), "finding") if found else "no pitfall found"
         output.say(f"{number}, assuming two nodes with two ranks each" if is_assumed else number)
-    ctx.exit(Exit.NO if found else Exit.OK)
+    return Exit.NO if found else Exit.OK

@@ -11,7 +11,7 @@ import click
 from clusterrun.backends.environment import working_directory
 from clusterrun.backends.script import read_script
 from clusterrun.cli.shared import complete, output
-from clusterrun.cli.shared.options import JobCommand, JobOptions, job_options, json_option
+from clusterrun.cli.shared.options import JobCommand, JobOptions, job_options
 from clusterrun.config.document import Document, parse_document
 from clusterrun.config.files import FoundFiles, find_files
 from clusterrun.config.keys import BY_KEY
@@ -39,11 +39,10 @@ def command(ctx: click.Context) -> None:
 @command.command("show", cls=JobCommand)
 @job_options(script=False)
 @click.option("--origin", is_flag=True, help="print the source of each value")
-@json_option
+@output.json_option
 @click.argument("keys", metavar="[KEY]...", nargs=-1, shell_complete=complete.keys)
 def show(job: JobOptions, origin: bool, as_json: bool, keys: tuple[str, ...]) -> None:
     """Print all values, or some keys or sections."""
-    output.expect_json(as_json)
     resolved = job.load()
     rows = list(_chosen_rows(resolved, keys))
     for text in resolved.notes:
@@ -81,13 +80,12 @@ def _chosen_rows(resolved: Resolved, keys: Sequence[str]) -> Iterator[Row]:
 @command.command("validate")
 @click.argument("file", required=False, type=click.Path())
 @click.option("--strict", is_flag=True, help="treat warnings as errors")
-@json_option
+@output.json_option
 def validate(file: str | None, strict: bool, as_json: bool) -> int:
     """Check a file, or all that apply here.
 
     Exit with 2 if a key, a value or a profile is wrong.
     """
-    output.expect_json(as_json)
     cwd = working_directory(os.environ)
     found = find_files(environ=os.environ, cwd=cwd, config_file=file, search=file is None)
     errors, warnings = _problems(found, [parse_document(each) for each in found.files], cwd)

@@ -57,10 +57,8 @@ SCHEMA = "clusterrun.diagnose/1"
     help="show where the ranks of a running job are, and which of them miss a collective",
 )
 @explain_option
-@click.option("--json", "as_json", is_flag=True, help="print JSON")
-@click.pass_context
+@output.json_option
 def command(
-    ctx: click.Context,
     job: str | None,
     *,
     attempt: int | None,
@@ -68,7 +66,7 @@ def command(
     bundle: Path | None,
     stacks: bool,
     as_json: bool,
-) -> None:
+) -> int:
     """Name why a run failed.
 
     JOB is a job id, the name of a run or its directory  [default: the newest run]. The answer is
@@ -83,11 +81,10 @@ def command(
     clusterrun diagnose --log slurm-4711.out
     clusterrun explain cuda_oom
     """
-    output.expect_json(as_json)
     if logs and (job or attempt or bundle or stacks):
         raise UsageError("--log reads files, not a job", hint="drop --log, or all that is of a job")
     if stacks:
-        ctx.exit(_show_look(job, as_json=as_json))
+        return _show_look(job, as_json=as_json)
     if logs:
         begun = time.monotonic()
         found = diagnose_logs(
@@ -110,8 +107,8 @@ def command(
     if error is not None:
         output.note(f"Slurm's own state of the job is missing: {error.message}")
     if found.verdict or found.failure:
-        ctx.exit(Exit.NO)
-    ctx.exit(error.exit_code if error else Exit.OK)
+        return Exit.NO
+    return error.exit_code if error else Exit.OK
 
 
 def _found(job: str | None) -> JobRecord:

@@ -14,7 +14,6 @@ from clusterrun.cli.shared.options import (
     ScriptCommand,
     explain_option,
     job_options,
-    json_option,
 )
 from clusterrun.errors import Exit
 from clusterrun.health.reports import DIRECTORY
@@ -31,16 +30,14 @@ _COUNTED: Final = dict(zip(Severity, ("ok", "noted", "failed", "skipped"), stric
 @click.option("--only", metavar="PREFIX", multiple=True, help="run only these checks (repeatable)")
 @click.option("--skip", metavar="PREFIX", multiple=True, help="leave these checks out (repeatable)")
 @explain_option
-@json_option
-@click.pass_context
+@output.json_option
 def command(
-    ctx: click.Context,
     job: JobOptions,
     *,
     only: tuple[str, ...],
     skip: tuple[str, ...],
     as_json: bool,
-) -> None:
+) -> Exit:
     """Check this machine and Slurm for a job, or nodes.
 
     With a script, takes the options of submit and submits nothing. With --nodes and no script, a
@@ -53,7 +50,6 @@ def command(
     clusterrun doctor --nodes 4 --gpus-per-node 8 -p gpu
     clusterrun doctor --only slurm --only path
     """
-    output.expect_json(as_json)
     only, skip = (tuple(",".join(each).split(",")) if each else () for each in (only, skip))
     subject = subject_of(job.load())
     looks = chosen(subject, only, skip)
@@ -71,7 +67,7 @@ def command(
             facts["exclude"] = exclude or None
             found += _shown([x for x in of_nodes if is_chosen(x.id, only, skip)], as_json)
             output.say(f"the nodes' reports are in {smoke.run_dir / DIRECTORY}")
-    ctx.exit(_close(found, facts, as_json))
+    return _close(found, facts, as_json)
 
 
 def _shown(found: list[Finding], as_json: bool) -> list[Finding]:

@@ -16,7 +16,7 @@ from clusterrun.cli.shared.job_text import (
     where_or_why,
 )
 from clusterrun.cli.shared.progress_text import eta_s, rate, steps_done
-from clusterrun.errors import ClusterrunError, NotAdoptedError, describe
+from clusterrun.errors import ClusterrunError, Exit, NotAdoptedError, describe
 from clusterrun.shared.durations import clock
 from clusterrun.shared.state import JobState
 from clusterrun.shared.wording import count
@@ -44,18 +44,16 @@ NEWEST_LOOKED_AT = 200  # without --all; active jobs are among the newest
     metavar="STATE",
     help="list runs in this state, e.g. FAILED (repeatable)",
 )
-@click.option("--json", "as_json", is_flag=True, help="print JSON")
+@output.json_option
 @click.option("--ids-only", is_flag=True, help="print only job ids, one per line")
-@click.pass_context
 def command(
-    ctx: click.Context,
     *,
     everything: bool,
     newest: int | None,
     states: tuple[str, ...],
     as_json: bool,
     ids_only: bool,
-) -> None:
+) -> int:
     """List jobs and their states.
 
     List the active runs of this project, and the five newest that have ended. Outside a project,
@@ -65,7 +63,6 @@ def command(
     clusterrun list --all --state FAILED
     clusterrun cancel -y $(clusterrun list --state PENDING --ids-only)
     """
-    output.expect_json(as_json)
     limit = newest or (None if everything or states else NEWEST_LOOKED_AT)
     found = list_jobs(limit=limit)
     shown = [job for job in found if not states or job.state.value in states]
@@ -82,7 +79,7 @@ def command(
     else:
         left_out = 0 if states else len(found) - len(shown)
         _print_table(shown, is_empty=not found, left_out=left_out)
-    _report_silence(ctx, [job.error for job in found if job.error])
+    return _report_silence([job.error for job in found if job.error])
 
 
 def _print_table(shown: list[JobStatus], *, is_empty: bool, left_out: int) -> None:
@@ -145,12 +142,11 @@ def _step(job: JobStatus) -> str:
     return " ".join(filter(None, (steps_done(job.progress) + mark, facts))) or "-"
 
 
-def _report_silence(ctx: click.Context, found: list[ClusterrunError]) -> None:
-    """Report once that a scheduler or host did not answer; the table comes from the rest."""
+def _report_silence(found: list[ClusterrunError]) -> int:
+    """Report once that a scheduler or host did not answer; return the exit status of the first."""
     if strange := [error for error in found if isinstance(error, NotAdoptedError)]:
         output.note(f"{describe(strange[0])}; {strange[0].hint}")
     errors = {str(error): error for error in found if error not in strange}
     for error in errors.values():
         output.print_error_text(error)
-    for error in errors.values():
-        ctx.exit(error.exit_code)
+    return next((error.exit_code for error in errors.values()), Exit.OK)

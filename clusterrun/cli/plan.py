@@ -21,7 +21,6 @@ from clusterrun.cli.shared.options import (
     JobCommand,
     JobOptions,
     job_options,
-    json_option,
 )
 from clusterrun.config.load import Given
 from clusterrun.config.settings import Resolved
@@ -75,10 +74,8 @@ _NEWEST: Final = "\0"  # no job has that name
     help="compare the estimate of a job with its measurements  [default: the newest]",
 )
 @click.option("--explain", "explains", is_flag=True, help="print the formulas and their symbols")
-@json_option
-@click.pass_context
+@output.json_option
 def command(
-    ctx: click.Context,
     job: JobOptions,
     *,
     job_file: str | None,
@@ -87,7 +84,7 @@ def command(
     job_id: str | None,
     explains: bool,
     as_json: bool,
-) -> None:
+) -> Exit:
     """Estimate memory, time and cost before you queue.
 
     Describe the training with options or in the section `training:` of clusterrun.yaml. Options
@@ -99,18 +96,17 @@ def command(
     clusterrun plan train.yaml --what-if strategy
     clusterrun plan --recommend --effective-batch 256
     """
-    output.expect_json(as_json)
     if sum((recommends, what is not None, job_id is not None)) > 1:
         raise UsageError(
             "--recommend, --what-if and --compare cannot be combined", hint="pass one of them"
         )
     if job_id is not None:
         _compare(None if job_id == _NEWEST else job_id, as_json=as_json)
-        return
+        return Exit.OK
     resolved = _resolved(job, job_file)
     question = _question(resolved, is_open=recommends)
     if recommends:
-        ctx.exit(_recommend(question, as_json=as_json))
+        return _recommend(question, as_json=as_json)
     around = neighbours(question, what) if what else []
     if not what and question.gpu_bytes and counts_activations(question.setup):
         around = neighbours(question, "micro-batch")[-2:]  # larger ones
@@ -120,7 +116,7 @@ def command(
         output.answer_json(plan_json.of(answer, near, others))
     else:
         plan_view.show(answer, near, what=what, alternatives=others, explains=explains)
-    ctx.exit({None: Exit.FAILED, Fit.NO: Exit.NO}.get(answer.verdict, Exit.OK))
+    return {None: Exit.FAILED, Fit.NO: Exit.NO}.get(answer.verdict, Exit.OK)
 
 
 def _resolved(job: JobOptions, job_file: str | None) -> Resolved:
@@ -143,7 +139,7 @@ def _question(resolved: Resolved, *, is_open: bool) -> Question:
     return question
 
 
-def _recommend(question: Question, *, as_json: bool) -> int:
+def _recommend(question: Question, *, as_json: bool) -> Exit:
     effective = effective_batch(question)
     choices = best_per_strategy(recommend(question, effective))
     if as_json:

@@ -20,6 +20,7 @@ from clusterrun.cli.shared.options import (
     submission_option,
 )
 from clusterrun.cli.shared.submission import answer_and_wait
+from clusterrun.errors import Exit
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.wording import count
 from clusterrun.verbs.find import FORWARDED
@@ -47,9 +48,7 @@ from clusterrun.verbs.submit import submit_prepared
 @submission_option("--force", is_flag=True, help="resume even if the run seems to be active")
 @dry_run_option
 @answer_options
-@click.pass_context
 def command(
-    ctx: click.Context,
     run: str | None,
     job: JobOptions,
     *,
@@ -58,7 +57,7 @@ def command(
     force: bool,
     dry_run: bool,
     answer: HowToAnswer,
-) -> None:
+) -> int:
     """Continue a run that has ended.
 
     Start the next attempt in the same run directory, from the newest complete checkpoint, with the
@@ -82,7 +81,7 @@ def command(
     )
     if plan.is_complete:
         _say_complete(plan, answer)
-        return
+        return Exit.OK
     plan.prepared.refuse_problem()
     warnings = submission.print_notes(plan.prepared)
     _print_steps(plan, exclude_bad=exclude_bad)
@@ -90,11 +89,11 @@ def command(
         output.note("--dry-run: nothing was submitted")
         if answer.as_json:
             output.answer_json(_object(plan, plan.record, []))
-        return
+        return Exit.OK
     submission.confirm_size(plan.prepared.plan, yes=answer.yes)
     record = resume_prepared(plan)
     data = _object(plan, record, warnings)
-    answer_and_wait(ctx, record, data, answer)
+    return answer_and_wait(record, data, answer)
 
 
 def _chosen(run: str | None) -> JobRecord:
@@ -186,16 +185,14 @@ def _object(plan: Resumption, record: JobRecord, warnings: submission.Warnings) 
 @exclude_bad_option
 @dry_run_option
 @answer_options
-@click.pass_context
 def resubmit_command(
-    ctx: click.Context,
     run: str,
     job: JobOptions,
     *,
     exclude_bad: bool,
     dry_run: bool,
     answer: HowToAnswer,
-) -> None:
+) -> int:
     """Start a new run like an earlier one.
 
     Train from the first step in a new run directory, with the settings of JOB. Options change them;
@@ -218,11 +215,11 @@ def resubmit_command(
         output.note("--dry-run: nothing was submitted")
         if answer.as_json:
             submission.print_files(prepared, as_json=True)
-        return
+        return Exit.OK
     submission.confirm_size(prepared.plan, yes=answer.yes)
     record = submit_prepared(prepared, argv=("clusterrun", *sys.argv[1:]))
     data = {
         **submission.submission_object(record, prepared, warnings, verb="resubmit"),
         **submission.changes_object(changed),
     }
-    answer_and_wait(ctx, record, data, answer)
+    return answer_and_wait(record, data, answer)

@@ -22,7 +22,6 @@ from clusterrun.cli.shared.options import (
     JobOptions,
     ScriptCommand,
     job_options,
-    json_option,
     yes_option,
 )
 from clusterrun.config.load import Given
@@ -63,11 +62,9 @@ _MEASURED: Final = (JobState.COMPLETED, JobState.TIMEOUT)
     help="assume the same number of samples per step for all node counts",
 )
 @click.option("--collect", is_flag=True, help="submit nothing and report the newest runs")
-@json_option
+@output.json_option
 @yes_option
-@click.pass_context
 def command(
-    ctx: click.Context,
     job: JobOptions,
     *,
     counts: str | None,
@@ -75,7 +72,7 @@ def command(
     collect: bool,
     as_json: bool,
     yes: bool,
-) -> None:
+) -> Exit:
     """Measure how a script scales across nodes.
 
     Submit one short run, named NAME-scaling, for each node count. The script should run for
@@ -93,7 +90,6 @@ def command(
     \b
     clusterrun scaling --nodes 1,2,4 --gpus-per-node 8 --time 30 train.py --max-steps 300
     """
-    output.expect_json(as_json)
     nodes = node_counts(counts or "")
     worlds = prepare_worlds(lambda more: job._replace(flags={**job.flags, **more}).load(), nodes)
     submission.print_notes(worlds[-1])
@@ -114,8 +110,7 @@ def command(
         path = _runs_dir(worlds).scaling(worlds[0].plan.name)
         store(path, scaling)  # for `plan`
         output.detail("stored", str(path))
-    if any(result.point is None for result in results):
-        ctx.exit(Exit.FAILED)
+    return Exit.OK if all(result.point for result in results) else Exit.FAILED
 
 
 def _waited(worlds: Sequence[Prepared], runs: Iterable[JobRecord | None]) -> list[Result]:

@@ -57,10 +57,8 @@ _ENGINES = {"ddp": "DDP", "fsdp": "FSDP", "deepspeed": "DeepSpeed"}
     "--exit-status", is_flag=True, help="exit with 3 if the job did not complete or is suspect"
 )
 @click.option("--adopt", is_flag=True, help="believe job.json that the run is on another host")
-@click.option("--json", "as_json", is_flag=True, help="print JSON")
-@click.pass_context
+@output.json_option
 def command(
-    ctx: click.Context,
     jobs: tuple[str, ...],
     *,
     adopt: bool,
@@ -68,7 +66,7 @@ def command(
     exit_status: bool,
     follow: bool,
     waiting: bool,
-) -> None:
+) -> int:
     """Show the state of jobs.
 
     If a job waits, also show why, and what may start it sooner.
@@ -84,7 +82,6 @@ def command(
     clusterrun status 4711 --wait --exit-status && echo trained
     clusterrun status 4711 4712
     """
-    output.expect_json(as_json)
     wanted = jobs or (None,)
     for name in wanted if adopt else ():
         _adopt(find.locate(name))
@@ -109,7 +106,7 @@ def command(
         output.print_error_text(error)
     codes = [job.error.exit_code if job.error else Exit.OK for job in shown]
     bad = exit_status and any(job.state.is_terminal and not job.is_good for job in shown)
-    ctx.exit(max(*codes, Exit.NO if bad else Exit.OK))
+    return max(*codes, Exit.NO if bad else Exit.OK)
 
 
 def _look(record: JobRecord, *, follow: bool, waiting: bool) -> JobStatus:
@@ -138,8 +135,7 @@ def _say_notes(job: JobStatus) -> None:
 
 @click.command()
 @click.argument("job", required=False, shell_complete=complete.jobs)
-@click.pass_context
-def top_command(ctx: click.Context, job: str | None) -> None:
+def top_command(job: str | None) -> int:
     """Show a job while it runs.
 
     JOB is a job id, the name of a run or its directory  [default: the newest run]. What is wrong
@@ -156,9 +152,10 @@ def top_command(ctx: click.Context, job: str | None) -> None:
 
     seen = screen.watch(record) or status(record)
     screen.print_screen(seen)
-    if seen.error is not None:
-        output.print_error_text(seen.error)
-        ctx.exit(seen.error.exit_code)
+    if seen.error is None:
+        return Exit.OK
+    output.print_error_text(seen.error)
+    return seen.error.exit_code
 
 
 # For people

@@ -21,7 +21,6 @@ from clusterrun.cli.shared.options import (
     answer_options,
     as_options,
     job_options,
-    json_option,
     submission_option,
 )
 from clusterrun.cli.shared.submission import answer_and_wait
@@ -54,16 +53,14 @@ from clusterrun.verbs.submit import submit_prepared
     help="queue N jobs that continue the run one after another",
 )
 @answer_options
-@click.pass_context
 def command(
-    ctx: click.Context,
     job: JobOptions,
     *,
     plans: bool,
     dry_run: bool,
     chain: int | None,
     answer: HowToAnswer,
-) -> None:
+) -> int:
     """Submit a training script to N nodes.
 
     Put options before SCRIPT; all words after it go to the script. A misplaced option is refused if
@@ -84,13 +81,13 @@ def command(
     prepared.refuse_problem()
     warnings = submission.print_notes(prepared)
     if dry_run:
-        ctx.exit(_dry_run(prepared, warnings, as_json=answer.as_json))
+        return _dry_run(prepared, warnings, as_json=answer.as_json)
     submission.confirm_size(prepared.plan, yes=answer.yes)
     submission.print_plan(prepared.plan)
     argv = ("clusterrun", *sys.argv[1:])
     record = submit_prepared(prepared, argv=argv, chain=chain or 0)
     data = submission.submission_object(record, prepared, warnings)
-    answer_and_wait(ctx, record, data, answer)
+    return answer_and_wait(record, data, answer)
 
 
 def _prepare_planned(job: JobOptions) -> Prepared:
@@ -187,7 +184,7 @@ def _queue(prepared: Prepared) -> Finding:
 @job_options()
 @click.option("-O", "--output-dir", metavar="DIR", help="write all files to a new directory")
 @click.option("--check", "checks", is_flag=True, help="check the script with bash and Slurm")
-@json_option
+@output.json_option
 def render_command(job: JobOptions, *, output_dir: str | None, checks: bool, as_json: bool) -> None:
     """Print the batch script that submit sends.
 
@@ -198,13 +195,12 @@ def render_command(job: JobOptions, *, output_dir: str | None, checks: bool, as_
     clusterrun render -N 2 --gpus-per-node 4 train.py | less
     clusterrun render -N 2 --gpus-per-node 4 -O job train.py && sbatch job/job.sbatch
     """
-    output.expect_json(as_json)
     prepared = prepare(job.load())
     submission.print_notes(prepared)
     if prepared.problem:
         output.note(f"submit would refuse this here: {prepared.problem.message}")
     if checks:
-        submission.print_check(check(prepared))
+        output.say(check(prepared) or "bash finds no errors; Slurm was not asked")
     if output_dir is not None:
         _write_files(prepared, Path(output_dir))
     if output_dir is None or as_json:

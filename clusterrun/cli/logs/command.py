@@ -78,8 +78,7 @@ _instead = under("Instead")
 @_follow("-f", "--follow", "following", is_flag=True, help="follow until the job ends")
 @_rarely_follow("--exit-status", is_flag=True, help="exit with 3 if the job did not complete")
 @_instead("--path", "locating", is_flag=True, help="print the directory of the logs")
-@click.pass_context
-def command(ctx: click.Context, /, **_: Any) -> None:
+def command(**wanted: Any) -> int:
     """Print the output of the ranks.
 
     JOB is a job id, the name of a run, its directory or the log of a node  [default: the newest
@@ -94,7 +93,6 @@ def command(ctx: click.Context, /, **_: Any) -> None:
     clusterrun logs 4711 --errors         print the error lines of all ranks
     clusterrun logs 4711 --since 10m -g 'loss|lr'
     """
-    wanted = ctx.params
     if wanted["as_json"]:
         wanted["form"] = "json"
     output.current_session().json = wanted["form"] == "json"
@@ -104,12 +102,12 @@ def command(ctx: click.Context, /, **_: Any) -> None:
     if wanted["with_times"] and request.reads_batch:
         output.note("these lines have no times")
     if wanted["following"]:
-        ctx.exit(follow_job(request))
+        return follow_job(request)
     if wanted["locating"]:
         _print_path(request)
     else:
         read(request)
-    ctx.exit(exit_status(request))
+    return exit_status(request)
 
 
 def _refuse_two(wanted: Mapping[str, Any], **names: str) -> None:

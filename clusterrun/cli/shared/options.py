@@ -98,7 +98,6 @@ follow_option = submission_option(
 parsable_option = rare_output(
     "--parsable", is_flag=True, help="print only the job id, as sbatch --parsable does"
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="print JSON")
 
 
 def _explain(ctx: click.Context, _: click.Parameter, name: str | None) -> None:
@@ -135,13 +134,12 @@ def answer_options(function: _Function) -> _Function:
     @functools.wraps(function)
     def command(*args: Any, **kwargs: Any) -> Any:
         answer = HowToAnswer(*(kwargs.pop(name) for name in HowToAnswer._fields))
-        output.expect_json(answer.as_json)
         for name in ("parsable", "follow"):
             if answer.as_json and getattr(answer, name):
                 raise UsageError(f"--json and --{name} cannot be combined", hint="pass one of them")
         return function(*args, answer=answer, **kwargs)
 
-    for option in (json_option, parsable_option, yes_option, wait_option, follow_option):
+    for option in (output.json_option, parsable_option, yes_option, wait_option, follow_option):
         option(command)
     return cast(_Function, command)
 

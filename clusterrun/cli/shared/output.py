@@ -78,9 +78,15 @@ def wants_colour(stream: TextIO | None, choice: str, environ: Mapping[str, str])
     return stream is not None and stream.isatty() and environ.get("TERM") != "dumb"
 
 
-def expect_json(asked: bool) -> None:
+def _expect_json(_: click.Context, __: click.Parameter, asked: bool) -> bool:
     """Reserve stdout for JSON: errors are printed there as an object."""
     current_session().json = asked
+    return asked
+
+
+json_option: Final = click.option(
+    *("--json", "as_json"), is_flag=True, is_eager=True, callback=_expect_json, help="print JSON"
+)
 
 
 def is_interactive() -> bool:

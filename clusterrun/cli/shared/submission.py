@@ -8,11 +8,9 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-import click
-
 from clusterrun.backends.environment import SBATCH
 from clusterrun.cli.shared import output
-from clusterrun.errors import ElsewhereError
+from clusterrun.errors import ElsewhereError, Exit
 from clusterrun.launch.plan import Plan
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.wording import count
@@ -62,11 +60,6 @@ def warn_of_sbatch_variables(prepared: Prepared) -> list[str]:
         note = "clusterrun removes it for this submission; pass the option itself instead"
         output.warn(f"set in your shell for sbatch: {', '.join(removed)}", notes=(note,))
     return removed
-
-
-def print_check(answer: str) -> None:
-    """Print Slurm's answer about a script, or that only bash checked it."""
-    output.say(answer or "bash finds no errors; Slurm was not asked")
 
 
 def print_files(prepared: Prepared, *, as_json: bool) -> None:
@@ -132,13 +125,8 @@ def confirm_size(plan: Plan, *, yes: bool) -> None:
 # After it
 
 
-def answer_and_wait(
-    ctx: click.Context,
-    record: JobRecord,
-    data: dict[str, Any],
-    asked: HowToAnswer,
-) -> None:
-    """Print the submission; with `wait` or `follow`, exit with the job's status after its end."""
+def answer_and_wait(record: JobRecord, data: dict[str, Any], asked: HowToAnswer) -> int:
+    """Print the submission; with `wait` or `follow`, return the job's status after its end."""
     if asked.parsable and not asked.as_json:
         output.answer(";".join(filter(None, (record.job_id, record.slurm_cluster))))
     elif not asked.as_json:
@@ -156,7 +144,7 @@ def answer_and_wait(
 
             if (job := stuck_now(record)) is not None:
                 warn_stuck(job)
-        return
+        return Exit.OK
     from clusterrun.cli.shared.waiting import await_end  # most submissions need none of it
     from clusterrun.verbs.find import refuse_elsewhere
 
@@ -166,8 +154,8 @@ def answer_and_wait(
         from clusterrun.cli.shared import forward
 
         options = ["--follow"] * asked.follow + ["--json", json.dumps(data)] * asked.as_json
-        ctx.exit(forward.forward(["await-end", *options], there))
-    await_end(ctx, record, data if asked.as_json else None, follow=asked.follow)
+        return forward.forward(["await-end", *options], there)
+    return await_end(record, data if asked.as_json else None, follow=asked.follow)
 
 
 def print_where(record: JobRecord) -> None:

@@ -10,7 +10,6 @@ import signal
 from typing import Any
 
 import click
-from click.exceptions import Exit as ClickExit
 
 from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared import output
@@ -24,16 +23,15 @@ from clusterrun.verbs.find import find_record
 from clusterrun.verbs.status import wait as wait_until_ended
 
 
-def await_end(
-    ctx: click.Context, record: JobRecord, data: dict[str, Any] | None, *, follow: bool
-) -> None:
-    """Follow or wait for a job, and exit with its status; `data` is of its submission, for JSON."""
+def await_end(record: JobRecord, data: dict[str, Any] | None, *, follow: bool) -> int:
+    """Follow or wait for a job, and return its status; `data` is of its submission, for JSON."""
     _pass_warnings_on(record)
     if data is not None:
-        ctx.exit(_wait_for_json(record, data))
-    if follow:
-        _follow(ctx, record)
-    ctx.exit(_exit_code(_wait(record, is_followed=follow)))
+        return _wait_for_json(record, data)
+    if follow and _follow(record) == Exit.INTERRUPTED:
+        _print_how_to_end(record)
+        return Exit.INTERRUPTED
+    return _exit_code(_wait(record, is_followed=follow))
 
 
 def _pass_warnings_on(record: JobRecord) -> None:
@@ -47,7 +45,7 @@ def _pass_warnings_on(record: JobRecord) -> None:
         signal.signal(number, lambda *_: backend.signal(record.job_id, signal.SIGUSR2))
 
 
-def _follow(ctx: click.Context, record: JobRecord) -> None:
+def _follow(record: JobRecord) -> int:
     """Print the logs as `logs --follow` does, of a resumed run those of the next attempt.
 
     Ctrl-C does not end the job.
@@ -56,15 +54,10 @@ def _follow(ctx: click.Context, record: JobRecord) -> None:
 
     newest = record.paths.newest_attempt()
     is_over = bool(newest) and record.paths.earlier_end(newest).exists()
-    try:
-        args = ["--follow", *["-n", "0"] * is_over, record.run_dir]
-        with logs.command.make_context("logs", args, parent=ctx) as inner:
-            status = logs.command.invoke(inner)
-    except ClickExit as leaving:
-        status = leaving.exit_code
-    if status == Exit.INTERRUPTED:
-        _print_how_to_end(record)
-        ctx.exit(Exit.INTERRUPTED)
+    args = ["--follow", *["-n", "0"] * is_over, record.run_dir]
+    with logs.command.make_context("logs", args, parent=click.get_current_context()) as inner:
+        status: int = logs.command.invoke(inner)
+    return status
 
 
 def _print_how_to_end(record: JobRecord) -> None:
@@ -106,8 +99,7 @@ def _exit_code(ended: JobStatus) -> int:
 @click.command()
 @click.option("--follow", is_flag=True)
 @click.option("--json", "submission", help="the object to complete")
-@click.pass_context
-def command(ctx: click.Context, *, follow: bool, submission: str | None) -> None:
+def command(*, follow: bool, submission: str | None) -> int:
     """Follow or wait for the forwarded run, and exit with its status."""
-    output.expect_json(submission is not None)
-    await_end(ctx, find_record(), json.loads(submission or "null"), follow=follow)
+    output.current_session().json = submission is not None
+    return await_end(find_record(), json.loads(submission or "null"), follow=follow)
