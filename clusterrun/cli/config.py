@@ -90,7 +90,7 @@ def validate(file: str | None, strict: bool, as_json: bool) -> int:
     found = find_files(environ=os.environ, cwd=cwd, config_file=file, search=file is None)
     errors, warnings = _problems(found, [parse_document(each) for each in found.files], cwd)
     for error in errors:
-        output.print_error_text(error)
+        output.print_error(error, is_answer=False)
     for text in warnings:
         output.warn(text)
     is_valid = not errors and not (strict and warnings)

@@ -86,7 +86,7 @@ def _close(found: list[Finding], facts: dict[str, object], as_json: bool) -> Exi
         rows = [each.to_data() for each in found]
         output.answer_json({"schema": SCHEMA, "checks": rows, "counts": numbers, **facts})
     elif output.is_on_terminal():
-        skipped = (Severity.SKIP,) * output.current_session().verbose
+        skipped = (Severity.SKIP,) * output.session.verbose
         for status in (*skipped, Severity.NOTE, Severity.FAIL):
             for each in found:
                 if each.severity is status:

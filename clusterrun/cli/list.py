@@ -148,5 +148,5 @@ def _report_silence(found: list[ClusterrunError]) -> int:
         output.note(f"{describe(strange[0])}; {strange[0].hint}")
     errors = {str(error): error for error in found if error not in strange}
     for error in errors.values():
-        output.print_error_text(error)
+        output.print_error(error, is_answer=False)
     return next((error.exit_code for error in errors.values()), Exit.OK)

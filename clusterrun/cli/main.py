@@ -130,11 +130,9 @@ class LazyGroup(click.Group):
                 formatter.write_dl(rows)
 
 
-def _set(ctx: click.Context, parameter: click.Parameter, value: str | bool | None) -> None:
+def _set(_: click.Context, parameter: click.Parameter, value: str | bool | None) -> None:
     if value and parameter.name:
-        root = ctx.find_root()
-        root.ensure_object(output.Session)
-        setattr(root.obj, parameter.name, value)
+        setattr(output.session, parameter.name, value)
 
 
 def _show_help(ctx: click.Context, parameter: click.Parameter, asked: bool) -> None:
@@ -237,10 +235,10 @@ def completion_command(shell: str) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit status."""
     args = list(sys.argv[1:] if argv is None else argv)
-    session = output.Session()
+    output.session = output.Session()
     output.keep_bytes()
     try:
-        status = _run(args, session)
+        status = _run(args)
     except BrokenPipeError:
         status = BROKEN_PIPE
     if status:
@@ -248,34 +246,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def _run(args: list[str], session: output.Session) -> int:
+def _run(args: list[str]) -> int:
     try:
-        return _invoke(args, session)
+        return _invoke(args)
     except ClusterrunError as error:
-        output.print_error(error, session)
+        output.print_error(error)
         return error.exit_code
     except click.UsageError as error:
-        _read_session(args, session)
-        output.print_error(_from_click(error, args), session)
+        _read_session(args)
+        output.print_error(_from_click(error, args))
         return Exit.USAGE
     except click.ClickException as error:
-        output.print_error(ClusterrunError(_sentence(error.format_message())), session)
+        output.print_error(ClusterrunError(_sentence(error.format_message())))
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
-        output.say_interrupted("interrupted", session)
+        output.say_interrupted("interrupted")
         return Exit.INTERRUPTED
     except BrokenPipeError:
         raise
     except Exception as error:  # noqa: BLE001 - the user must never see a traceback
-        return _report_crash(error, session)
+        return _report_crash(error)
 
 
-def _invoke(args: list[str], session: output.Session) -> int:
-    instruction = os.environ.get(_COMPLETE)
-    if instruction:
-        return _complete(instruction)
+def _invoke(args: list[str]) -> int:
+    if instruction := os.environ.get(_COMPLETE):
+        try:
+            return shell_complete(group, {}, "clusterrun", _COMPLETE, instruction)
+        except (ClusterrunError, OSError):  # an error would spoil the line being typed
+            return Exit.FAILED
     try:
-        with group.make_context("clusterrun", list(args), obj=session) as ctx:
+        with group.make_context("clusterrun", list(args)) as ctx:
             result = _invoke_here(ctx, args)
     except ClickExit as leaving:
         return leaving.exit_code
@@ -298,21 +298,14 @@ def _invoke_here(ctx: click.Context, args: list[str]) -> Any:
         return forward.forward(args, there, ctx.invoked_subcommand)
 
 
-def _complete(instruction: str) -> int:
-    try:
-        return shell_complete(group, {}, "clusterrun", _COMPLETE, instruction)
-    except (ClusterrunError, OSError):  # an error would spoil the line being typed
-        return Exit.FAILED
-
-
-def _read_session(args: list[str], session: output.Session) -> None:
+def _read_session(args: list[str]) -> None:
     """Find our own output options in a line that could not be parsed."""
     own = itertools.takewhile(lambda word: word != "--" and not word.endswith(".py"), args)
     words = " ".join(own).replace("=", " ").split()
-    session.json = "--json" in words
+    output.session.json = "--json" in words
     for word, following in itertools.pairwise(words):
         if word == "--color" and following in COLOURS:
-            session.color = following
+            output.session.color = following
 
 
 def _from_click(error: click.UsageError, args: Sequence[str]) -> UsageError:
@@ -335,7 +328,7 @@ def _sentence(text: str) -> str:
     return text[:1].lower() + text[1:] if text[1:2].islower() else text
 
 
-def _report_crash(error: Exception, session: output.Session) -> int:
+def _report_crash(error: Exception) -> int:
     from clusterrun.shared.files import write_crash
 
     what = f"clusterrun itself failed: {type(error).__name__}: {error}".strip()
@@ -346,7 +339,7 @@ def _report_crash(error: Exception, session: output.Session) -> int:
 
         sys.stderr.write("".join(traceback.format_exception(error)))
         hint = "report it with the traceback above"
-    output.print_error(ClusterrunError(what, hint=hint), session)
+    output.print_error(ClusterrunError(what, hint=hint))
     return Exit.FAILED
 
 

@@ -103,7 +103,7 @@ def command(
         output.note("pass --exit-status to exit with 3 if the job did not complete")
     # The answer above comes from the files, and is already on stdout.
     for error in {str(job.error): job.error for job in shown if job.error}.values():
-        output.print_error_text(error)
+        output.print_error(error, is_answer=False)
     codes = [job.error.exit_code if job.error else Exit.OK for job in shown]
     bad = exit_status and any(job.state.is_terminal and not job.is_good for job in shown)
     return max(*codes, Exit.NO if bad else Exit.OK)
@@ -154,7 +154,7 @@ def top_command(job: str | None) -> int:
     screen.print_screen(seen)
     if seen.error is None:
         return Exit.OK
-    output.print_error_text(seen.error)
+    output.print_error(seen.error, is_answer=False)
     return seen.error.exit_code
 
 

@@ -95,7 +95,7 @@ def command(**wanted: Any) -> int:
     """
     if wanted["as_json"]:
         wanted["form"] = "json"
-    output.current_session().json = wanted["form"] == "json"
+    output.session.json = wanted["form"] == "json"
     _refuse_two(wanted, follow="following", path="locating")
     _refuse_two(wanted, follow="following", until="until")
     request = build_request(wanted)

@@ -126,7 +126,7 @@ class LogPrinter:
             nodes=self.nodes,
             world_size=record.world_size,
             prefix=request.prefix,
-            colour=output.wants_colour(sys.stdout, output.current_session().color, os.environ),
+            colour=output.wants_colour(sys.stdout, output.session.color, os.environ),
             time_chars=request.time_chars,
             dedup=request.folds,
         )

@@ -67,7 +67,7 @@ class JobOptions(NamedTuple):
             profile=self.profile,
             overrides=self.overrides,
         )
-        if output.current_session().verbose:
+        if output.session.verbose:
             output.detail("files", ", ".join(resolved.files) or "none")
             output.detail("profile", resolved.profile or "none")
             rows = [row for row in resolved.rows() if row.origin != str(BUILT_IN)]

@@ -43,7 +43,7 @@ class Command(str):
 
 @dataclass(kw_only=True)
 class Session:
-    """The output options of this invocation; set while they are parsed."""
+    """The output options of an invocation; set while they are parsed."""
 
     color: str = "auto"
     json: bool = False
@@ -52,11 +52,8 @@ class Session:
     verbose: bool = False
 
 
-def current_session() -> Session:
-    """Return the session of the running command, or a plain one."""
-    context = click.get_current_context(silent=True)
-    found = context.find_root().obj if context else None
-    return found if isinstance(found, Session) else Session()
+session = Session()
+"""That of this invocation: each begins with a new one."""
 
 
 def keep_bytes() -> None:
@@ -80,7 +77,7 @@ def wants_colour(stream: TextIO | None, choice: str, environ: Mapping[str, str])
 
 def _expect_json(_: click.Context, __: click.Parameter, asked: bool) -> bool:
     """Reserve stdout for JSON: errors are printed there as an object."""
-    current_session().json = asked
+    session.json = asked
     return asked
 
 
@@ -116,7 +113,7 @@ def answer(text: str, *, indent: int | None = None, wraps: bool = True) -> None:
 
     The lines that follow have an `indent`. Text to copy whole, such as a command, never wraps.
     """
-    _print(text, err=False, session=current_session(), indent=indent, wraps=wraps)
+    _print(text, err=False, indent=indent, wraps=wraps)
 
 
 def answer_rows(rows: Iterable[tuple[str, str]]) -> None:
@@ -128,18 +125,18 @@ def answer_rows(rows: Iterable[tuple[str, str]]) -> None:
 
 def answer_exactly(text: str) -> None:
     """Print a file byte for byte on stdout."""
-    _write(text, err=False, session=current_session())
+    _write(text, err=False)
 
 
 def say(text: str, *, indent: int | None = None, wraps: bool = True) -> None:
     """Print a line on stderr."""
-    _print(text, err=True, session=current_session(), indent=indent, wraps=wraps)
+    _print(text, err=True, indent=indent, wraps=wraps)
 
 
 def can_move() -> bool:
     """Return whether a line on stderr may change: on a terminal, without --quiet."""
     is_terminal = sys.stderr is not None and sys.stderr.isatty()
-    return is_terminal and os.environ.get("TERM") != "dumb" and not current_session().quiet
+    return is_terminal and os.environ.get("TERM") != "dumb" and not session.quiet
 
 
 def move(text: str, spent_s: float | None = None) -> None:
@@ -150,26 +147,24 @@ def move(text: str, spent_s: float | None = None) -> None:
     room = (width_of(sys.stderr) or 80) - 1 - len(end)
     shown = strip_controls(" ".join(text.split()), keep_colours=False)[:room]
     click.echo(f"{_CLEAR}{shown}{end}", nl=False, err=True, color=True)
-    current_session().moving = True
+    session.moving = True
 
 
-def still(session: Session | None = None) -> None:
+def still() -> None:
     """Remove the line that changes, if there is one."""
-    session = session or current_session()
     if session.moving:
         session.moving = False
         click.echo(_CLEAR, nl=False, err=True, color=True)
 
 
-def say_interrupted(text: str, session: Session | None = None) -> None:
+def say_interrupted(text: str) -> None:
     """Print a line on stderr after Ctrl-C, below the row in which the terminal wrote ^C."""
-    session = session or current_session()
-    _write("\n" * (not session.moving) + _safe(text) + "\n", err=True, session=session)
+    _write("\n" * (not session.moving) + _safe(text) + "\n", err=True)
 
 
 def note(text: str) -> None:
     """Print a note on stderr; not with --quiet."""
-    if current_session().quiet:
+    if session.quiet:
         return
     say(f"{click.style('note:', fg='cyan')} {text}")
 
@@ -183,7 +178,7 @@ def warn(text: str, *, notes: Iterable[str] = ()) -> None:
 
 def detail(label: str, text: str) -> None:
     """Print one indented line of a summary on stderr; not with --quiet."""
-    if current_session().quiet:
+    if session.quiet:
         return
     say(f"  {label:<10} {text}", indent=13)
 
@@ -229,19 +224,17 @@ def painted_state(state: str) -> str:
     return click.style(state, fg=colour) if colour else state
 
 
-def print_error(error: ClusterrunError, session: Session) -> None:
-    """Print an error for people on stderr, and as an object on stdout if JSON was requested."""
-    _print(_error_text(error), err=True, session=session)
-    if session.json:
+def print_error(error: ClusterrunError, *, is_answer: bool = True) -> None:
+    """Print an error on stderr, and as an object on stdout if JSON was requested.
+
+    If it is not the answer, stdout already has that.
+    """
+    say(_error_text(error))
+    if session.json and is_answer:
         names = ("code", "message", "where", "cause")
         data = {"schema": ERROR_SCHEMA, **{name: getattr(error, name) for name in names}}
         data |= {"hint": "; ".join(error.hints) or None, "exit_code": int(error.exit_code)}
-        _write(json.dumps(data, indent=2) + "\n", err=False, session=session)
-
-
-def print_error_text(error: ClusterrunError) -> None:
-    """Print an error on stderr only, since stdout already has the answer."""
-    print_error(error, Session(color=current_session().color))
+        _write(json.dumps(data, indent=2) + "\n", err=False)
 
 
 def _error_text(error: ClusterrunError) -> str:
@@ -263,18 +256,16 @@ def _safe(text: str) -> str:
     return "\n".join(strip_controls(line, keep_colours=True) for line in text.split("\n"))
 
 
-def _print(
-    text: str, *, err: bool, session: Session, indent: int | None = None, wraps: bool = True
-) -> None:
+def _print(text: str, *, err: bool, indent: int | None, wraps: bool) -> None:
     text, width = _safe(text), width_of(sys.stderr if err else sys.stdout)
     if wraps and width is not None:
         lines = (wrapped(line, width, indent) for line in text.split("\n"))
         text = "\n".join(chain.from_iterable(lines))
-    _write(text + "\n", err=err, session=session)
+    _write(text + "\n", err=err)
 
 
-def _write(text: str, *, err: bool, session: Session) -> None:
-    still(session)
+def _write(text: str, *, err: bool) -> None:
+    still()
     colour = wants_colour(sys.stderr if err else sys.stdout, session.color, os.environ)
     try:
         click.echo(text, nl=False, err=err, color=colour)

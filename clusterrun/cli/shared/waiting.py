@@ -101,5 +101,5 @@ def _exit_code(ended: JobStatus) -> int:
 @click.option("--json", "submission", help="the object to complete")
 def command(*, follow: bool, submission: str | None) -> int:
     """Follow or wait for the forwarded run, and exit with its status."""
-    output.current_session().json = submission is not None
+    output.session.json = submission is not None
     return await_end(find_record(), json.loads(submission or "null"), follow=follow)
