@@ -6,13 +6,7 @@ import click
 
 from clusterrun.backends.script import read_script
 from clusterrun.cli.shared import output
-from clusterrun.cli.shared.findings import show
-from clusterrun.cli.shared.options import (
-    JobOptions,
-    ScriptCommand,
-    explain_option,
-    job_options,
-)
+from clusterrun.cli.shared.options import JobOptions, ScriptCommand, explain_option, job_options
 from clusterrun.cli.shared.submission import warn_of_sbatch_variables
 from clusterrun.errors import Exit, UsageError
 from clusterrun.shared.wording import count
@@ -58,7 +52,7 @@ def command(job: JobOptions, *, as_json: bool) -> Exit:
         output.answer_json({"schema": SCHEMA, **data})
     else:
         for each in found:
-            show(each, place(each, script))
+            output.answer_finding(each, place(each, script))
         number = count(len(found), "finding") if found else "no pitfall found"
         output.say(f"{number}, assuming two nodes with two ranks each" if is_assumed else number)
     return Exit.NO if found else Exit.OK

@@ -8,13 +8,7 @@ from typing import Final
 import click
 
 from clusterrun.cli.shared import output
-from clusterrun.cli.shared.findings import show
-from clusterrun.cli.shared.options import (
-    JobOptions,
-    ScriptCommand,
-    explain_option,
-    job_options,
-)
+from clusterrun.cli.shared.options import JobOptions, ScriptCommand, explain_option, job_options
 from clusterrun.errors import Exit
 from clusterrun.health.reports import DIRECTORY
 from clusterrun.shared.finding import Finding, Severity
@@ -74,7 +68,7 @@ def _shown(found: list[Finding], as_json: bool) -> list[Finding]:
     """Print findings; on a terminal only what is ok: the rest comes last."""
     for each in found:
         if not as_json and (each.severity is Severity.OK or not output.is_on_terminal()):
-            show(each)
+            output.answer_finding(each)
     return found
 
 
@@ -90,7 +84,7 @@ def _close(found: list[Finding], facts: dict[str, object], as_json: bool) -> Exi
         for status in (*skipped, Severity.NOTE, Severity.FAIL):
             for each in found:
                 if each.severity is status:
-                    show(each)
+                    output.answer_finding(each)
     output.say(", ".join(f"{counts[status]} {word}" for status, word in _COUNTED.items()))
     if failed := [each.id for each in found if each.severity is Severity.FAIL]:
         output.say(f"failed: {', '.join(dict.fromkeys(failed))}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import textwrap
 from collections.abc import Iterator
 from typing import Final, NamedTuple
@@ -11,6 +10,7 @@ import click
 
 from clusterrun.cli.shared import output
 from clusterrun.errors import UsageError
+from clusterrun.shared.wording import nearest
 
 _WIDTH: Final = 90  # of a page's text
 
@@ -35,8 +35,8 @@ def command(name: str) -> None:
         return
     listed = [page for page in known if name == "all" or page.id.startswith(name)]
     if not listed:
-        near = difflib.get_close_matches(name, [page.id for page in known], n=1)
-        hint = f"use '{near[0]}'" if near else "list the ids with: clusterrun explain all"
+        near = nearest(name, (page.id for page in known))
+        hint = f"use '{near}'" if near else "list the ids with: clusterrun explain all"
         raise UsageError(f"nothing has the id '{name}'", hint=hint)
     output.answer_table(("ID", "ABOUT"), [(page.id, page.summary) for page in listed])
 

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import PurePath
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import click
 
 from clusterrun.advice.measured import Measured, measure
-from clusterrun.advice.question import (
-    assumptions_of,
-    effective_batch,
-    question_of,
-)
-from clusterrun.cli import plan_json, plan_view
+from clusterrun.advice.question import assumptions_of, effective_batch, question_of
+from clusterrun.cli import plan_view
 from clusterrun.cli.shared import complete, output
-from clusterrun.cli.shared.options import (
-    JobCommand,
-    JobOptions,
-    job_options,
-)
+from clusterrun.cli.shared.options import JobCommand, JobOptions, job_options
 from clusterrun.config.load import Given
 from clusterrun.config.settings import Resolved
 from clusterrun.errors import ClusterrunError, Exit, UsageError
@@ -32,19 +24,22 @@ from clusterrun.estimates.estimate import (
     estimate,
     unknown_speed,
 )
-from clusterrun.estimates.inputs import Fit, total
+from clusterrun.estimates.inputs import Fit, Setup, total
 from clusterrun.estimates.memory import CONTEXT, checkpoint_bytes
 from clusterrun.estimates.recommend import (
     WHAT_IF,
+    Choice,
     alternatives,
     best_per_strategy,
     neighbours,
     recommend,
     smallest,
 )
+from clusterrun.estimates.speed import assumption
 from clusterrun.verbs.changes import configuration
 from clusterrun.verbs.find import find_record
 
+SCHEMA: Final = "clusterrun.plan/1"
 _NEWEST: Final = "\0"  # no job has that name
 
 
@@ -113,7 +108,7 @@ def command(
     answer, *near = map(estimate, (question, *around))
     others = alternatives(question) if answer.lacks_memory else []
     if as_json:
-        output.answer_json(plan_json.of(answer, near, others))
+        output.answer_json(_estimate_object(answer, near, others))
     else:
         plan_view.show(answer, near, what=what, alternatives=others, explains=explains)
     return {None: Exit.FAILED, Fit.NO: Exit.NO}.get(answer.verdict, Exit.OK)
@@ -122,7 +117,7 @@ def command(
 def _resolved(job: JobOptions, job_file: str | None) -> Resolved:
     """Resolve the configuration; a script is planned as it would be submitted."""
     if job_file is not None and PurePath(job_file).suffix == ".py":
-        job = job._replace(flags={**job.flags, "script": Given(value=job_file)})
+        job = job.with_flags({"script": Given(value=job_file)})
     elif job_file is not None:
         if job.config_file is not None:
             raise UsageError("JOBFILE and --config cannot be combined", hint="keep one of them")
@@ -143,7 +138,7 @@ def _recommend(question: Question, *, as_json: bool) -> Exit:
     effective = effective_batch(question)
     choices = best_per_strategy(recommend(question, effective))
     if as_json:
-        output.answer_json(plan_json.of_choices(choices, question, effective))
+        output.answer_json(_choices_object(choices, question, effective))
     elif choices:
         plan_view.show_choices(choices, question)
     if not choices:
@@ -203,7 +198,7 @@ def _compare(job: str | None, *, as_json: bool) -> None:
     if as_json:
         names = ("predicted", "measured", "ratio")
         rows = {pair.name: {name: getattr(pair, name) for name in names} for pair in pairs}
-        output.answer_json(plan_json.of(answer) | {"job_id": record.job_id, "compared": rows})
+        output.answer_json(_estimate_object(answer) | {"job_id": record.job_id, "compared": rows})
         return
     head = ("WHAT", "ESTIMATED", "MEASURED", "RATIO")
     shown = [pair for pair in pairs if pair.measured is not None]
@@ -231,3 +226,118 @@ def _pairs(answer: Estimate, found: Measured) -> list[Pair]:
         Pair("host memory", gib, host.total_bytes, found.host_bytes),
         Pair("checkpoint", plan_view.gigabytes, saved, found.checkpoint_bytes),
     ]
+
+
+# For programs
+
+
+def _estimate_object(
+    answer: Estimate, around: Sequence[Estimate] = (), others: Sequence[Choice] = ()
+) -> dict[str, Any]:
+    """Describe an estimate and, in short, its neighbours and alternatives.
+
+    Every term has its formula, and nothing is rounded.
+    """
+    question, setup = answer.question, answer.question.setup
+    found = {name: _plain(getattr(answer, name)) for name in ("host_memory", "gpu_memory", "disk")}
+    found["disk"] |= {"keep": question.keep, "keep_best": question.keep_best}
+    names = ("steps", "gpu_hours", "cost", "speedup", "loader", "preset", "notes", "verdict")
+    return {
+        "schema": SCHEMA,
+        "summary": plan_view.verdict_line(answer),
+        "alternatives": [
+            {"options": plan_view.changed_options(choice.setup, setup), **_choice(choice)}
+            for choice in others
+        ],
+        "inputs": _inputs(question),
+        "batch": _batch(setup.effective_batch, setup),
+        "lr": _plain(answer.rates),
+        "time": _time(answer),
+        "links": _plain(question.links(question.gpu)) if question.gpu else None,
+        "what_if": [_neighbour(each) for each in around],
+        **{name: _plain(getattr(answer, name)) for name in names},
+        **found,
+    }
+
+
+def _choices_object(
+    choices: Sequence[Choice], question: Question, effective: int
+) -> dict[str, Any]:
+    """Describe the setups that fit, the fastest first."""
+    return {
+        "schema": SCHEMA,
+        "inputs": _inputs(question),
+        "batch": _batch(effective, question.setup),
+        "recommended": [
+            _choice(choice) | {"relative_time": choice.step_s / choices[0].step_s}
+            for choice in choices
+        ],
+        "assumptions": [assumption(question.links(question.gpu))] if question.gpu else [],
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Return a dataclass as an object; of a need, what is shown instead of how it is judged."""
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return value
+    found = dataclasses.asdict(value)
+    if "capacity_bytes" in found:
+        left_out = ("margin", "is_part", "fits_below")
+        found |= {name: getattr(value, name) for name in ("total_bytes", "verdict")}
+        return {key: each for key, each in found.items() if key not in left_out}
+    return found
+
+
+def _inputs(question: Question) -> dict[str, Any]:
+    own = dataclasses.asdict(dataclasses.replace(question, scaling=None))
+    own |= {"gpu": question.gpu.name if question.gpu else None, **_setup(question.setup)}
+    model = dataclasses.asdict(question.setup.model)
+    return {"model": model, **{key: own[key] for key in own if key not in ("setup", "scaling")}}
+
+
+def _setup(setup: Setup) -> dict[str, Any]:
+    found = dataclasses.asdict(setup)
+    del found["model"]
+    return {**found, "parallel": {**found["parallel"], "data": setup.data_parallel}}
+
+
+def _batch(effective: int, setup: Setup) -> dict[str, Any]:
+    tokens = effective * setup.seq_len if setup.seq_len else None
+    return {"effective": effective, "tokens": tokens}
+
+
+def _choice(choice: Choice) -> dict[str, Any]:
+    needs = {name: getattr(choice, name) for name in ("gpu_bytes", "host_bytes", "verdict")}
+    return {**_setup(choice.setup), **needs}
+
+
+def _time(answer: Estimate) -> dict[str, Any] | None:
+    time = answer.time
+    if time is None:
+        return None
+    spans = {"step_s": time.step, "epoch_s": time.epoch, "total_s": time.whole}
+    return {
+        **{
+            name: {"low": span.low_s, "mid": span.mid_s, "high": span.high_s} if span else None
+            for name, span in spans.items()
+        },
+        "samples_per_s": time.samples_s,
+        "tokens_per_s": plan_view.tokens_per_s(time, answer.question.setup),
+        "parts": _plain(time.cost),
+        "basis": time.step.basis,
+        **{name: getattr(time, name) for name in ("filled", "mfu", "segments")},
+    }
+
+
+def _neighbour(found: Estimate) -> dict[str, Any]:
+    gpu, time = found.question.gpu, found.time
+    return {
+        **_setup(found.question.setup),
+        "gpu": gpu.name if gpu else None,
+        "step_s": time.step.mid_s if time else None,
+        "total_s": time.whole.mid_s if time and time.whole else None,
+        "cost": found.cost,
+        "gpu_bytes": found.gpu_memory.total_bytes if found.gpu_memory else None,
+        "host_bytes": found.host_memory.total_bytes,
+        "verdict": found.verdict,
+    }

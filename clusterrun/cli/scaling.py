@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -18,14 +18,8 @@ from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared import output, submission
 from clusterrun.cli.shared.help import under
 from clusterrun.cli.shared.job_text import failure_text
-from clusterrun.cli.shared.options import (
-    JobOptions,
-    ScriptCommand,
-    job_options,
-    yes_option,
-)
+from clusterrun.cli.shared.options import JobOptions, ScriptCommand, job_options, yes_option
 from clusterrun.config.load import Given
-from clusterrun.config.settings import Resolved
 from clusterrun.config.spec import Device, OnInterrupt, Strategy
 from clusterrun.errors import ClusterrunError, Exit, UsageError
 from clusterrun.estimates.speed import Point, Scaling
@@ -91,19 +85,12 @@ def command(
     clusterrun scaling --nodes 1,2,4 --gpus-per-node 8 --time 30 train.py --max-steps 300
     """
     nodes = node_counts(counts or "")
-    worlds = prepare_worlds(lambda more: job._replace(flags={**job.flags, **more}).load(), nodes)
+    worlds = prepare_worlds(job, nodes)
     submission.print_notes(worlds[-1])
     if worlds[-1].plan.cluster.scheduler.is_this_machine:
         output.note("simulated nodes share this machine: the table does not apply to real nodes")
     submission.confirm_size(worlds[-1].plan, yes=yes or collect)
-    argv = ("clusterrun", *sys.argv[1:])
-
-    def said(record: JobRecord) -> None:
-        ranks = f"{count(record.nodes, 'node')} x {count(record.procs_per_node, 'rank')}"
-        output.say(f"Submitted batch job {record.job_id}: {ranks}")
-
-    begun = newest_runs(worlds) if collect else started(worlds, argv=argv, submitted=said)
-    results = _waited(worlds, begun)
+    results = _waited(worlds, newest_runs(worlds) if collect else started(worlds))
     scaling = scaling_of(worlds, results, is_fixed_batch=fixed_batch)
     _show(results, scaling, as_json=as_json)
     if scaling is not None and len(scaling.points) > 1:
@@ -176,16 +163,14 @@ def node_counts(text: str) -> tuple[int, ...]:
     return counts
 
 
-def prepare_worlds(
-    load: Callable[[Mapping[str, Any]], Resolved], counts: Sequence[int]
-) -> tuple[Prepared, ...]:
-    """Prepare a run for each number of nodes; `load` resolves a job with more settings.
+def prepare_worlds(job: JobOptions, counts: Sequence[int]) -> tuple[Prepared, ...]:
+    """Prepare a run of a job for each number of nodes.
 
     Each is called `NAME-scaling`, and stops at its time limit. Raises UsageError if the job can't
     run in one of the worlds.
     """
     each = [{"nodes": Given(value=str(count), flag="--nodes")} for count in counts]
-    first = load(each[0])
+    first = job.with_flags(each[0]).load()
     if first.spec.strategy is Strategy.NONE:
         raise UsageError(
             "--strategy none runs one process on any number of nodes",
@@ -195,27 +180,22 @@ def prepare_worlds(
         "name": Given(value=f"{job_name(first.spec)}-scaling", flag="clusterrun scaling"),
         "on_interrupt": Given(value=OnInterrupt.STOP.value, flag="clusterrun scaling"),
     }
-    return tuple(prepare(load(same | nodes)) for nodes in each)
+    return tuple(prepare(job.with_flags(same | nodes).load()) for nodes in each)
 
 
-def started(
-    worlds: Sequence[Prepared],
-    *,
-    argv: Sequence[str] = (),
-    submitted: Callable[[JobRecord], None] = lambda _: None,
-) -> Iterator[JobRecord]:
+def started(worlds: Sequence[Prepared]) -> Iterator[JobRecord]:
     """Yield the record of each run: on Slurm all are queued before the first is yielded.
 
-    On this machine, which they share, each starts when it is requested. `submitted` is called
-    for each. If a submission to Slurm fails, the jobs before it are cancelled. Raises what
-    `submit_prepared` raises.
+    On this machine, which they share, each starts when it is requested. If a submission to Slurm
+    fails, the jobs before it are cancelled. Raises what `submit_prepared` raises.
     """
-    queued: list[JobRecord] = []
+    queued, argv = list[JobRecord](), ("clusterrun", *sys.argv[1:])
     has_queue = worlds[0].plan.cluster.scheduler.has_queue
     try:
         for world in worlds:
             queued.append(record := submit_prepared(world, argv=argv, is_shared=True))
-            submitted(record)
+            ranks = f"{count(record.nodes, 'node')} x {count(record.procs_per_node, 'rank')}"
+            output.say(f"Submitted batch job {record.job_id}: {ranks}")
             if not has_queue:
                 yield record
     except Exception:  # Ctrl-C leaves queued jobs in the queue

@@ -14,22 +14,17 @@ from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared import complete, output
 from clusterrun.cli.shared.closing import closing_rows, labelled
 from clusterrun.cli.shared.job_json import job_object
-from clusterrun.cli.shared.job_text import (
-    brief,
-    find_all_announced,
-    find_announced,
-    where_or_why,
-)
+from clusterrun.cli.shared.job_text import brief, find_all_announced, find_announced, where_or_why
 from clusterrun.cli.shared.progress_text import (
     WaitLine,
     eta_s,
     output_age_s,
     rate,
     silence,
+    startup_lines,
     steps_done,
     usage_lines,
 )
-from clusterrun.cli.shared.startup_text import startup_lines
 from clusterrun.cli.shared.wait_text import facts, sooner, warn_stuck
 from clusterrun.errors import ClusterrunError, Exit
 from clusterrun.launch.passed_on import REQUEUE_DELAY

@@ -12,7 +12,6 @@ from pathlib import Path
 import click
 
 from clusterrun.cli.shared import output, submission
-from clusterrun.cli.shared.findings import show
 from clusterrun.cli.shared.options import (
     HowToAnswer,
     JobOptions,
@@ -107,7 +106,7 @@ def _prepare_planned(job: JobOptions) -> Prepared:
         "planned": True,
     }
     chosen = {name: Given(value=value, flag="--plan") for name, value in values.items()}
-    prepared = prepare(job._replace(flags={**job.flags, **chosen}).load())
+    prepared = prepare(job.with_flags(chosen).load())
     if prepared.plan.device is not Device.CUDA:
         raise UsageError(
             f"--plan chooses a setup for GPUs, but the ranks run on {prepared.plan.device.value}",
@@ -124,11 +123,11 @@ def _dry_run(prepared: Prepared, warnings: submission.Warnings, *, as_json: bool
         pitfalls = note("check", ", ".join(ids), f"clusterrun explain {next(iter(ids))}")
     found = [ok("job", "; ".join(submission.plan_in_words(prepared.plan))), pitfalls]
     for each in () if as_json else found:
-        show(each)
+        output.answer_finding(each)
     for look in (_machine, _estimate, _queue):
         found.append(look(prepared))
         if not as_json:
-            show(found[-1])
+            output.answer_finding(found[-1])
     if as_json:
         findings = [each.to_data() for each in found]
         data = {"schema": "clusterrun.dry-run/1", "findings": findings, "warnings": warnings}

@@ -15,14 +15,7 @@ from clusterrun.cli.shared.progress_text import WaitLine
 from clusterrun.errors import ClusterrunError, Exit, UsageError
 from clusterrun.logformat.lines import LogLine
 from clusterrun.logs.files import FileKind, LogFile, file_size
-from clusterrun.logs.follow import (
-    Entry,
-    Joined,
-    Left,
-    NewAttempt,
-    Pause,
-    follow,
-)
+from clusterrun.logs.follow import Entry, Joined, Left, NewAttempt, Pause, follow
 from clusterrun.logs.sources import has_left_out, sources_of
 from clusterrun.logs.tail import Cut, last_lines
 from clusterrun.logs.text import strip_controls
@@ -281,16 +274,13 @@ class _Watch:
     def ended(self) -> bool:
         """Return whether the job has ended, or its scheduler has forgotten it."""
         if time.monotonic() >= self._due_at:
-            self._look()
+            now = self.now = self._watch.look()
+            if now.error:
+                self._say(f"{now.error.message}; still following the logs")
+            elif now.state in _WAITING:
+                self._say(_why_it_waits(self._request.title, now))
             self._due_at = time.monotonic() + self._watch.pause_s
         return self._watch.is_over
-
-    def _look(self) -> None:
-        now = self.now = self._watch.look()
-        if now.error:
-            self._say(f"{now.error.message}; still following the logs")
-        elif now.state in _WAITING:
-            self._say(_why_it_waits(self._request.title, now))
 
     def _say(self, text: str) -> None:
         if text != self._said:

@@ -8,8 +8,7 @@ from clusterrun.backends.evidence import AttemptSummary
 from clusterrun.backends.slurm.reasons import PendingReason
 from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared.job_text import nodelist, timestamp
-from clusterrun.cli.shared.progress_text import eta_s, output_age_s, usage_object
-from clusterrun.cli.shared.startup_text import startup_object
+from clusterrun.cli.shared.progress_text import eta_s, output_age_s, startup_object, usage_object
 from clusterrun.cli.shared.wait_text import outlook_object
 from clusterrun.rundir.outcome import Outcome
 from clusterrun.shared.hostlist import named
@@ -31,7 +30,7 @@ def job_object(job: JobStatus) -> dict[str, Any]:
         "run_dir": (record.home or record).run_dir,
         "backend": record.cluster.value,
         "cluster": record.slurm_cluster,
-        "state": job.state.value,
+        **end_object(job),
         "reason": {**said, **outlook_object(job)} if pending.code else None,
         "suspicions": [{"kind": each.kind.value, "text": each.text} for each in job.suspicions],
         "nodelist": nodelist(job) or None,
@@ -41,11 +40,9 @@ def job_object(job: JobStatus) -> dict[str, Any]:
         "preflight": [{**each.to_data(), "nodes": named(each.nodes)} for each in job.preflight],
         "engine": job.engine or None,
         "submitted": timestamp(record.submitted_at),
-        "exit": {"code": job.exit_code, "signal": job.exit_signal},
         "progress": _progress(job),
         "usage": usage_object(job),
         "attempts": [attempt_object(attempt) for attempt in job.attempts],
-        "verdict": _failure(job.failure),
     }
 
 
@@ -69,13 +66,11 @@ def end_object(job: JobStatus) -> dict[str, Any]:
     return {
         "state": job.state.value,
         "exit": {"code": job.exit_code, "signal": job.exit_signal},
-        "verdict": _failure(job.failure),
+        "verdict": _failure(job.failure) if job.failure else None,
     }
 
 
-def _failure(failure: Outcome | None) -> dict[str, Any] | None:
-    if failure is None:
-        return None
+def _failure(failure: Outcome) -> dict[str, Any]:
     return {
         "rank": failure.rank,
         "node": failure.node or None,

@@ -54,6 +54,10 @@ class JobOptions(NamedTuple):
     overrides: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
+    def with_flags(self, more: Mapping[str, Any]) -> JobOptions:
+        """Return them with more flags, or other values."""
+        return self._replace(flags={**self.flags, **more})
+
     def load(self) -> Resolved:
         """Resolve them with this process's environment and working directory.
 

@@ -17,6 +17,7 @@ import click
 from clusterrun.cli.shared.fitting import cells, fitted, width_of, wrapped
 from clusterrun.errors import ClusterrunError, Exit, UsageError
 from clusterrun.logs.text import strip_controls
+from clusterrun.shared.finding import Finding, Severity
 
 # Submitting or cancelling a job on more nodes needs confirmation.
 CONFIRM_ABOVE_NODES: Final = 64
@@ -34,6 +35,12 @@ _STATE_COLOURS: Final = {
     "OUT_OF_MEMORY": "red",
     "NODE_FAIL": "red",
     "BOOT_FAIL": "red",
+}
+_SEVERITIES: Final = {
+    Severity.OK: ("ok", "green"),
+    Severity.NOTE: ("note", "cyan"),
+    Severity.FAIL: ("FAIL", "red"),
+    Severity.SKIP: ("skip", "bright_black"),
 }
 
 
@@ -121,6 +128,15 @@ def answer_rows(rows: Iterable[tuple[str, str]]) -> None:
     for label, text in rows:
         wraps = not isinstance(text, Command)
         answer(f"{label:<11}{text}".rstrip(), indent=11, wraps=wraps)
+
+
+def answer_finding(found: Finding, where: str = "") -> None:
+    """Print a finding and what to do; `where` it is in a script."""
+    word, colour = _SEVERITIES[found.severity]
+    text = " ".join(f"{where}: {found.summary}".removeprefix(": ").split())
+    answer(f"{click.style(f'{word:<4}', fg=colour)}  {found.id:<18}  {text}", indent=6)
+    if found.fix:
+        answer(f"      hint: {found.fix}", indent=12)
 
 
 def answer_exactly(text: str) -> None:

@@ -18,6 +18,7 @@ import click
 
 from clusterrun.errors import UsageError
 from clusterrun.shared import shell
+from clusterrun.shared.wording import nearest
 
 JOB_VERBS: Final = ("submit", "render", "check", "resume", "resubmit", "scaling", "plan")
 CONTINUING: Final = ("resume", "resubmit")
@@ -136,8 +137,8 @@ def hint_for_command(name: str, words: Sequence[str], verbs: Sequence[str]) -> s
         return f"use 'status {name}', or 'logs {name}'"
     if _is_program(name):
         return f"start the ranks with: {translated(words, 'submit')}"
-    near = difflib.get_close_matches(name, verbs, n=1)
-    guess = f"use '{near[0]}'" if near else "run 'clusterrun --help' for the commands"
+    near = nearest(name, verbs)
+    guess = f"use '{near}'" if near else "run 'clusterrun --help' for the commands"
     return next(_entry("commands", name), guess)
 
 
@@ -146,16 +147,12 @@ def refuse_launcher_module(words: Sequence[str], ctx: click.Context) -> None:
     for at, word in enumerate(words):
         if found := re.match(_MODULE, word):
             module, *rest = [word for word in (found[1], *words[at + 1 :]) if word] or [""]
-            if any(map(_ends_options, words[:at])):
+            if "--" in words[:at] or any(x.endswith(".py") or _is_program(x) for x in words[:at]):
                 return
             if word == "-mem":  # else it is a module
                 raise UsageError("no option '-mem'", hint="use '--mem'")
             if _is_launcher(module):
                 raise _not_the_script(module, rest, ctx.info_name or "", words[:at])
-
-
-def _ends_options(word: str) -> bool:
-    return word == "--" or word.endswith(".py") or _is_program(word)
 
 
 def _is_launcher(module: str) -> bool:
