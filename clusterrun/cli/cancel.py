@@ -93,13 +93,11 @@ def _let_leave(found: list[JobStatus], timeout_s: int, unheard_s: float) -> dict
     asked = [before for before in active if cancel.ask_to_leave(before)]
     try:
         for before in active:
-            job_id = before.record.job_id
+            job = f"job {before.record.job_id}"
             if before in asked:
-                output.say(
-                    f"asked job {job_id} to save a checkpoint, waiting up to {clock(timeout_s)}"
-                )
+                output.say(f"asked {job} to save a checkpoint, waiting up to {clock(timeout_s)}")
             else:
-                output.note(f"job {job_id} is not running; there is nothing to save")
+                output.note(f"{job} is not running; there is nothing to save")
         cancel.wait_until_left(
             asked, timeout_s=timeout_s, unheard_s=unheard_s, watch=_progress(unheard_s)
         )

@@ -9,8 +9,12 @@ from typing import Final, NamedTuple
 import click
 
 from clusterrun.cli.shared import output
+from clusterrun.diagnosis.table import built_in
 from clusterrun.errors import UsageError
+from clusterrun.health import checks
+from clusterrun.linting.rule import rules
 from clusterrun.shared.wording import nearest
+from clusterrun.verbs.doctor import places
 
 _WIDTH: Final = 90  # of a page's text
 
@@ -51,12 +55,11 @@ class Explanation(NamedTuple):
 
 def pages() -> list[Explanation]:
     """Return the pages of all ids."""
-    return [*_causes(), *_checks(), *_rules()]
+    about_rules = (Explanation(x.id, x.reason, [("fix", x.fix)]) for x in rules().values())
+    return [*_causes(), *_checks(), *about_rules]
 
 
 def _causes() -> Iterator[Explanation]:
-    from clusterrun.diagnosis.table import built_in
-
     for cause in built_in().values():
         signs = [f"{sign.written}  [{sign.seen or 'any version'}]" for sign in cause.signs]
         rows = [("do", str(advice)) for advice in cause.do] + [("sign", text) for text in signs]
@@ -64,10 +67,7 @@ def _causes() -> Iterator[Explanation]:
 
 
 def _checks() -> Iterator[Explanation]:
-    from clusterrun.health.checks import pages
-    from clusterrun.verbs.doctor import places
-
-    for name, page in pages().items():
+    for name, page in checks.pages().items():
         texts = (("FAIL if", page.fails), ("note if", page.notes), ("then", page.why))
         rows = []
         for label, text in texts:
@@ -76,10 +76,3 @@ def _checks() -> Iterator[Explanation]:
         rows += [("fix", text) for text in page.fix]  # never wrapped: they are copied
         rows += [("runs on", text) for text in places(name)]
         yield Explanation(name, f"looks at {page.looks_at}", rows)
-
-
-def _rules() -> Iterator[Explanation]:
-    from clusterrun.linting.rule import rules
-
-    for rule in rules().values():
-        yield Explanation(rule.id, rule.reason, [("fix", rule.fix)])

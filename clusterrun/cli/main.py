@@ -109,11 +109,8 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the verb. Raises UsageError, with the nearest name, for an unknown one."""
         name = args[0]
-        if (
-            not {name} & {*VERBS, *_HIDDEN}
-            and not name.startswith("-")
-            and not ctx.resilient_parsing
-        ):
+        is_known = name in {*VERBS, *_HIDDEN} or name.startswith("-")
+        if not is_known and not ctx.resilient_parsing:
             hint = spellings.hint_for_command(name, args, list(VERBS))
             raise UsageError(f"no command '{name}'", hint=hint)
         return super().resolve_command(ctx, args)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import click
 
@@ -108,9 +107,7 @@ def _waited(worlds: Sequence[Prepared], runs: Iterable[JobRecord | None]) -> lis
             ended = wait(record) if record else None
             is_measured = ended and ended.state in _MEASURED
             found = measure(ended.record.paths, warm_up=WARM_UP) if ended and is_measured else None
-            ranks = world.plan.world_size
-            result = Result(nodes=world.plan.nodes, ranks=ranks, ended=ended, measured=found)
-            results.append(result)
+            results.append(Result(world.plan, ended, found))
             if ended is not None:
                 state = output.painted_state(ended.state.value)
                 output.say(f"job {ended.record.job_id} {state}")
@@ -124,12 +121,10 @@ def _waited(worlds: Sequence[Prepared], runs: Iterable[JobRecord | None]) -> lis
 # The worlds
 
 
-@dataclass(frozen=True, kw_only=True)
-class Result:
+class Result(NamedTuple):
     """One world, its run and its measurements; None if it has none."""
 
-    nodes: int
-    ranks: int
+    plan: Plan
     ended: JobStatus | None
     measured: Measured | None
 
@@ -140,8 +135,8 @@ class Result:
         if ended is None or found is None or found.step_s is None:
             return None
         return Point(
-            nodes=self.nodes,
-            ranks=self.ranks,
+            nodes=self.plan.nodes,
+            ranks=self.plan.world_size,
             step_s=found.step_s,
             steps=found.timed,
             job_id=ended.record.job_id,
@@ -255,8 +250,8 @@ def _runs_dir(worlds: Sequence[Prepared]) -> RunsDir:
 def _show(results: Sequence[Result], scaling: Scaling | None, *, as_json: bool) -> None:
     failed: list[dict[str, Any]] = [
         {
-            "nodes": result.nodes,
-            "ranks": result.ranks,
+            "nodes": result.plan.nodes,
+            "ranks": result.plan.world_size,
             "job_id": result.ended.record.job_id if result.ended else None,
             "why": _why(result),
         }
@@ -283,7 +278,7 @@ def _cells(result: Result, scaling: Scaling | None) -> tuple[str, ...]:
         gain = scaling.gain(point)
         shown = [f"{point.step_s:.4g} s", f"{1 / point.step_s:.4g}", f"{gain.speedup:.2f}"]
         shown += [f"{100 * share:.0f} %" for share in (gain.efficiency, gain.communication)]
-    return (str(result.nodes), str(result.ranks), *shown, job_id)
+    return (str(result.plan.nodes), str(result.plan.world_size), *shown, job_id)
 
 
 def _why(result: Result) -> str:

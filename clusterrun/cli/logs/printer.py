@@ -89,7 +89,8 @@ class LogPrinter:
 
         The progress bar of one rank stays in the last row of a terminal.
         """
-        has_one_bar = self.request.has_one_rank or self.request.query.overview
+        query = self.request.query
+        has_one_bar = query.overview or len(query.ranks or ()) == 1
         is_live = self.is_following and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
         if is_live and has_one_bar and isinstance(self._view, TextView):
             self._view.write_held()
@@ -126,7 +127,7 @@ class LogPrinter:
             nodes=self.nodes,
             world_size=record.world_size,
             prefix=request.prefix,
-            colour=output.wants_colour(sys.stdout, output.session.color, os.environ),
+            colour=output.wants_colour(sys.stdout),
             time_chars=request.time_chars,
             dedup=request.folds,
         )

@@ -60,11 +60,6 @@ class Request:
         return _title(self.record)
 
     @property
-    def has_one_rank(self) -> bool:
-        """Return whether the lines of a single rank are wanted."""
-        return self.query.ranks is not None and len(self.query.ranks) == 1
-
-    @property
     def folds(self) -> bool:
         """Return whether equal lines of several ranks become one line of text."""
         if self.form != "text" or self.dedup is not None:

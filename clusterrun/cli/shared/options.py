@@ -82,7 +82,6 @@ class JobOptions(NamedTuple):
 
 
 submission_option: Final = under(HEADINGS["submission"])
-rare_output: Final = under("Output", common=False)
 
 yes_option = submission_option(
     "-y",
@@ -99,7 +98,7 @@ wait_option = submission_option(
 follow_option = submission_option(
     "--follow", is_flag=True, help="follow the logs until the job ends, then exit with its status"
 )
-parsable_option = rare_output(
+parsable_option = under("Output", common=False)(
     "--parsable", is_flag=True, help="print only the job id, as sbatch --parsable does"
 )
 

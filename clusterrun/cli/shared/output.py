@@ -70,16 +70,16 @@ def keep_bytes() -> None:
             stream.reconfigure(errors=errors)
 
 
-def wants_colour(stream: TextIO | None, choice: str, environ: Mapping[str, str]) -> bool:
+def wants_colour(stream: TextIO | None) -> bool:
     """Decide for one stream: the flag, then NO_COLOR, then FORCE_COLOR, then the terminal."""
-    if choice != "auto":
-        return choice == "always"
-    if environ.get("NO_COLOR"):
+    if session.color != "auto":
+        return session.color == "always"
+    if os.environ.get("NO_COLOR"):
         return False
-    forced = [environ.get(name, "") for name in ("FORCE_COLOR", "CLICOLOR_FORCE")]
+    forced = [os.environ.get(name, "") for name in ("FORCE_COLOR", "CLICOLOR_FORCE")]
     if any(value not in ("", "0") for value in forced):
         return True
-    return stream is not None and stream.isatty() and environ.get("TERM") != "dumb"
+    return stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def _expect_json(_: click.Context, __: click.Parameter, asked: bool) -> bool:
@@ -180,9 +180,8 @@ def say_interrupted(text: str) -> None:
 
 def note(text: str) -> None:
     """Print a note on stderr; not with --quiet."""
-    if session.quiet:
-        return
-    say(f"{click.style('note:', fg='cyan')} {text}")
+    if not session.quiet:
+        say(f"{click.style('note:', fg='cyan')} {text}")
 
 
 def warn(text: str, *, notes: Iterable[str] = ()) -> None:
@@ -194,9 +193,8 @@ def warn(text: str, *, notes: Iterable[str] = ()) -> None:
 
 def detail(label: str, text: str) -> None:
     """Print one indented line of a summary on stderr; not with --quiet."""
-    if session.quiet:
-        return
-    say(f"  {label:<10} {text}", indent=13)
+    if not session.quiet:
+        say(f"  {label:<10} {text}", indent=13)
 
 
 def answer_json(data: Mapping[str, Any]) -> None:
@@ -282,7 +280,7 @@ def _print(text: str, *, err: bool, indent: int | None, wraps: bool) -> None:
 
 def _write(text: str, *, err: bool) -> None:
     still()
-    colour = wants_colour(sys.stderr if err else sys.stdout, session.color, os.environ)
+    colour = wants_colour(sys.stderr if err else sys.stdout)
     try:
         click.echo(text, nl=False, err=err, color=colour)
     except BrokenPipeError:

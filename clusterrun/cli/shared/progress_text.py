@@ -146,7 +146,6 @@ def startup_object(startup: Startup | None) -> dict[str, Any] | None:
     }
 
 
-UNKNOWN = TrainingProgress()
 TICK_S = 1.0
 READ_S = 2.0  # between two readings of the run's files
 _NEXT = {  # what a start does after a phase

@@ -291,7 +291,7 @@ def watch(record: JobRecord) -> JobStatus | None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     signal.signal(signal.SIGTSTP, signal.SIG_IGN)  # it would leave the screen on the terminal
-    has_colour = output.wants_colour(sys.stdout, output.session.color, os.environ)
+    has_colour = output.wants_colour(sys.stdout)
     console = Console(file=sys.stdout, force_terminal=True, no_color=not has_colour)
     before = termios.tcgetattr(sys.stdin)
     try:

@@ -93,7 +93,7 @@ def _hints(
         near = difflib.get_close_matches(flag, long, n=1, cutoff=_SIMILAR)
         yield from (f"use '{name}'" for name in (begun if len(begun) == 1 else near))
     if verb in CONTINUING or {"-m", "--module"} & {*words[:at]}:
-        line = _line([*words[:at], "--", *words[at:]])
+        line = shlex.join(["clusterrun", *words[:at], "--", *words[at:]])
         yield f"put arguments of the script after --: {line}"
     elif verb in ("submit", "render", "scaling") and at < len(words):
         script = next((word for word in words[at:] if word.endswith(".py")), "train.py")
@@ -132,7 +132,7 @@ def _filled(hint: str, value: str, verb: str = "") -> str:
 def hint_for_command(name: str, words: Sequence[str], verbs: Sequence[str]) -> str:
     """Return the hint for a command that does not exist."""
     if name.endswith(".py"):
-        return f"start a job with: {_line(['submit', *words])}"
+        return f"start a job with: {shlex.join(['clusterrun', 'submit', *words])}"
     if name.isdigit():
         return f"use 'status {name}', or 'logs {name}'"
     if _is_program(name):
@@ -240,10 +240,6 @@ def _entry_point(words: Sequence[str]) -> tuple[int, list[str]]:
             rest = list(words[at + 2 :])
             return at, ["-m", words[at + 1], *(["--", *rest] if rest else [])]
     return len(words), ["train.py"]
-
-
-def _line(words: Sequence[str]) -> str:
-    return shlex.join(["clusterrun", *words])
 
 
 @functools.cache

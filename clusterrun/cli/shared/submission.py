@@ -64,22 +64,15 @@ def warn_of_sbatch_variables(prepared: Prepared) -> list[str]:
 
 def print_files(prepared: Prepared, *, as_json: bool) -> None:
     """Print only the batch script, for hosts a command for each; or all files as one object."""
-    if not as_json and prepared.plan.hosts:
+    if as_json:
+        head = {"schema": "clusterrun.render/1", "name": prepared.plan.name}
+        output.answer_json({**head, "files": prepared.bundle.files, "notes": prepared.notes})
+    elif prepared.plan.hosts:
         from clusterrun.rendering.by_hand import by_hand  # only for hosts
 
         output.answer("\n".join(by_hand(prepared.plan, prepared.bundle)), wraps=False)
-        return
-    if not as_json:
+    else:
         output.answer_exactly(prepared.bundle.script)
-        return
-    output.answer_json(
-        {
-            "schema": "clusterrun.render/1",
-            "name": prepared.plan.name,
-            "files": dict(prepared.bundle.files),
-            "notes": list(prepared.notes),
-        }
-    )
 
 
 def print_changes(changed: Changed, *, exclude_bad: bool) -> None:
