@@ -50,11 +50,6 @@ class Launch(NamedTuple):
         """Return whether the strategy splits the model or its optimizer, so that all ranks save."""
         return Strategy(self.strategy).stage > 0
 
-    @property
-    def splits_weights(self) -> bool:
-        """Return whether no rank has all weights."""
-        return Strategy(self.strategy).stage == 3
-
 
 Found = tuple[ast.AST | None, str]
 """Where, and what; None stands for the job's settings."""

@@ -7,6 +7,7 @@ import re
 from collections.abc import Collection, Iterator
 from typing import Final
 
+from clusterrun.config.choices import Strategy
 from clusterrun.linting.rule import Found, Launch, rule
 from clusterrun.linting.source import (
     Function,
@@ -69,7 +70,7 @@ def _never_joins(script: Script, launch: Launch) -> Iterator[Found]:
     if any(word in script.text for word in ("exec(", "import_module", "__import__", "device_mesh")):
         return
     for call in script.calls(".backward"):
-        if sum(isinstance(each, ast.For | ast.While) for each in script.around(call)):
+        if any(isinstance(each, ast.For | ast.While) for each, _ in script.around(call)):
             yield call, "the training loop is here"
             return
 
@@ -179,7 +180,8 @@ def _joint_calls(script: Script, launch: Launch) -> Iterator[ast.Call]:
     """Yield the calls that all ranks must make."""
     yield from script.calls(*COLLECTIVES)
     if "accelerate" in script.packages:
-        sharded = [".save_state"] * launch.is_sharded + [".get_state_dict"] * launch.splits_weights
+        splits_weights = Strategy(launch.strategy).stage == 3
+        sharded = [".save_state"] * launch.is_sharded + [".get_state_dict"] * splits_weights
         yield from script.calls(".wait_for_everyone", ".gather_for_metrics")
         own = script.calls(*sharded, ".gather", ".reduce", ".pad_across_processes")
         yield from (c for c in own if "accel" in ast.unparse(c.func).lower())
@@ -388,31 +390,27 @@ def is_conditional(script: Script, node: ast.AST, seen: set[ast.AST] | None = No
 
     A function that this file does not call may not run.
     """
-    child = node
-    for parent in script.around(node):
-        if isinstance(parent, ast.Lambda):
-            return True
+    for parent, child in script.around(node):
         is_main = isinstance(parent, ast.If) and is_main_guard(parent.test)
-        if isinstance(parent, _BRANCHES) and not is_main and child is not vars(parent).get("test"):
-            return True
-        if script.left_before(parent, child):
+        is_branch = isinstance(parent, _BRANCHES) and child is not vars(parent).get("test")
+        if (is_branch and not is_main) or script.left_before(parent, child):
             return True
         if isinstance(parent, Function):
-            break
-        child = parent
-    function = script.function(node)
-    if function is None:
-        return False
-    seen = set() if seen is None else seen
-    if function in seen:
-        return True
-    seen.add(function)
-    is_class = function.name == "__init__"
-    name = getattr(next(script.around(function)), "name", "?") if is_class else function.name
-    return all(is_conditional(script, call, seen) for call in script.calls(name, f".{name}"))
+            seen = set() if seen is None else seen
+            if parent in seen:
+                return True
+            seen.add(parent)
+            place = next(script.around(parent))[0] if parent.name == "__init__" else parent
+            name = getattr(place, "name", "?")  # of the function, or of the class
+            return all(
+                is_conditional(script, call, seen) for call in script.calls(name, f".{name}")
+            )
+    return False
 
 
-_BRANCHES = (ast.If, ast.IfExp, ast.While, ast.Try, ast.ExceptHandler, ast.BoolOp, ast.Match)
+_BRANCHES = (
+    *(ast.If, ast.IfExp, ast.While, ast.Try, ast.ExceptHandler, ast.BoolOp, ast.Match, ast.Lambda),
+)
 
 
 def unconditional_settings(script: Script) -> Iterator[tuple[str, ast.expr, ast.AST]]:
@@ -440,9 +438,8 @@ _NAMES_RANKS = "(?i)rank|main|master|primary|leader|chief|root"
 
 def branch_of_one_rank(script: Script, node: ast.AST, *, may_be_local: bool = True) -> bool:
     """Return whether the innermost branch around a node is taken by one rank alone."""
-    child = node
-    for parent in script.around(node):
-        if isinstance(parent, ast.FunctionDef | ast.AsyncFunctionDef):
+    for parent, child in script.around(node):
+        if isinstance(parent, Function):
             return False
         if isinstance(parent, ast.If):
             is_and = isinstance(parent.test, ast.BoolOp) and isinstance(parent.test.op, ast.And)
@@ -450,13 +447,12 @@ def branch_of_one_rank(script: Script, node: ast.AST, *, may_be_local: bool = Tr
             ones = [text for test in tests if re.fullmatch(_ONE_RANK, text := ast.unparse(test))]
             is_one = any(may_be_local or "local" not in text.lower() for text in ones)
             return is_one and child in parent.body and not parent.orelse
-        child = parent
     return False
 
 
 def _is_in_branch(script: Script, node: ast.AST) -> bool:
-    for parent in script.around(node):
-        if isinstance(parent, ast.FunctionDef | ast.AsyncFunctionDef):
+    for parent, _ in script.around(node):
+        if isinstance(parent, Function):
             return False
         if isinstance(parent, ast.If) and re.search(_NAMES_RANKS, ast.unparse(parent.test)):
             return True

@@ -113,14 +113,10 @@ class Script:
                 found[self.name(each) or getattr(each, "arg", "")].append(value)
         return found
 
-    def function(self, node: ast.AST) -> Function | None:
-        """Return the function around a node; None at the module's level."""
-        return next((each for each in self.around(node) if isinstance(each, Function)), None)
-
-    def around(self, node: ast.AST) -> Iterator[ast.AST]:
-        """Yield what encloses a node, the innermost first."""
+    def around(self, node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
+        """Yield what encloses a node, the innermost first, each with its child on the way there."""
         while (parent := self._parents.get(node)) is not None:
-            yield parent
+            yield parent, node
             node = parent
 
     def may_be_chosen(self, node: ast.AST, depth: int = 0) -> bool:
@@ -129,14 +125,12 @@ class Script:
         That is a condition on anything but the training's progress, a decorator or a context, on
         the way to it or to each caller of its function, or a function that this file does not call.
         """
-        child = node
-        for parent in self.around(node):
+        for parent, child in self.around(node):
             if self._chooses(parent, child) or self.left_before(parent, child, is_progress=True):
                 return True
             if isinstance(parent, Function):
                 callers = list(self.calls(parent.name, f".{parent.name}"))
                 return depth >= _DEEPEST or all(self.may_be_chosen(x, depth + 1) for x in callers)
-            child = parent
         return False
 
     def _chooses(self, parent: ast.AST, child: ast.AST) -> bool:
