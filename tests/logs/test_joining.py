@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterrun.logformat.lines import LogLine
-from clusterrun.logs.view import Joiner, RawView
+from clusterrun.logs.views import Joiner, RawView
 from tests.logs.corpus import T0, line
 
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from clusterrun.logs import text as texts
 from clusterrun.logs.text import clock_time, last_state, strip_controls, utc_time
-from clusterrun.logs.view import BAR_PAUSES, QUIET_PAUSES, SHOWN_BYTES
-from clusterrun.logs.views import TextView, node_colour
+from clusterrun.logs.views import BAR_PAUSES, QUIET_PAUSES, SHOWN_BYTES, TextView, node_colour
 from tests.logs.corpus import T0, line
 
 

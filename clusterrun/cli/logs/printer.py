@@ -13,8 +13,7 @@ from clusterrun.cli.shared import output
 from clusterrun.errors import ClusterrunError
 from clusterrun.logformat.lines import LogLine
 from clusterrun.logs.text import strip_controls
-from clusterrun.logs.view import RawView
-from clusterrun.logs.views import JsonView, TextView, to_json
+from clusterrun.logs.views import JsonView, RawView, TextView, to_json
 
 _AT_ONCE = 256
 _HELD_LINES = 256
