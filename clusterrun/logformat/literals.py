@@ -72,13 +72,6 @@ def _choice(kind: Any, value: Any) -> Literals:
     if kind is sre.BRANCH:
         found = [_required(alternative) for alternative in value[1]]
         return tuple(literal for literals in found for literal in literals) if all(found) else ()
-    if kind in _REPEATS and value[0] > 0:
+    if kind.name.endswith("_REPEAT") and value[0] > 0:
         return _required(value[2])
     return ()
-
-
-_REPEATS = tuple(
-    getattr(sre, name)
-    for name in ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT")
-    if hasattr(sre, name)
-)

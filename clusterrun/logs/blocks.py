@@ -93,7 +93,8 @@ class Sieve:
 
     def skips(self, data: bytes, offset: int) -> bool:
         """Return whether these whole lines contain nothing wanted; if so, move past them."""
-        if holds_any(data, self._source.literals):
+        literals = self._source.literals
+        if not literals or any(literal in data for literal in literals):
             return False
         self._advance(data, offset)
         return True
@@ -176,12 +177,7 @@ class Sieve:
         return noted._replace(text=text if is_same and not found.partial else text + _CUT)
 
 
-def holds_any(data: bytes, literals: Literals) -> bool:
-    """Return whether the bytes contain one of the literals; True if there are none."""
-    return not literals or any(literal in data for literal in literals)
-
-
-def find_stretches(data: bytes, literals: tuple[bytes, ...]) -> list[tuple[int, int]]:
+def find_stretches(data: bytes, literals: Literals) -> list[tuple[int, int]]:
     """Return lines that contain a literal, each with the lines before it up to one with a head."""
     hits = [(literal, data.find(literal)) for literal in literals]
     found: list[tuple[int, int]] = []

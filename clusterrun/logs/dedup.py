@@ -242,19 +242,14 @@ def _numbers_of(body: str) -> re.Pattern[str]:
 
 
 @dataclass(kw_only=True)
-class _Block:
-    first: LogLine
-    bodies: list[str] = field(default_factory=list)
-    chars: int = 0
-
-
-@dataclass(kw_only=True)
 class Tracebacks:
     """Passes lines to `take`; a traceback as one text, once its last line has arrived."""
 
     take: Callable[[LogLine, str], None]
     _classifier: Classifier = field(default_factory=Classifier)
-    _open: dict[tuple[str, int | None, Stream], _Block] = field(default_factory=dict)
+    _open: dict[tuple[str, int | None, Stream], tuple[LogLine, list[str]]] = field(
+        default_factory=dict
+    )
 
     def feed(self, line: LogLine, body: str) -> None:
         """Pass a line on, or hold it with the rest of its traceback."""
@@ -268,10 +263,9 @@ class Tracebacks:
         if not is_inside and source not in self._open:
             self.take(line, body)
             return
-        block = self._open.setdefault(source, _Block(first=line))
-        block.bodies.append(body)
-        block.chars += len(body)
-        if not is_inside or len(block.bodies) >= _MAX_LINES or block.chars > _MAX_CHARS:
+        _, bodies = self._open.setdefault(source, (line, []))
+        bodies.append(body)
+        if not is_inside or len(bodies) >= _MAX_LINES or sum(map(len, bodies)) > _MAX_CHARS:
             self._give(source)
 
     def drain(self) -> None:
@@ -281,12 +275,11 @@ class Tracebacks:
 
     def _give_late_ones(self, now_us: int) -> None:
         while self._open:  # in the order in which they began
-            source, block = next(iter(self._open.items()))
-            if now_us - block.first.epoch_us <= TRACEBACK_US:
+            source, (first, _) = next(iter(self._open.items()))
+            if now_us - first.epoch_us <= TRACEBACK_US:
                 return
             self._give(source)
 
     def _give(self, source: tuple[str, int | None, Stream]) -> None:
-        block = self._open.pop(source, None)
-        if block:
-            self.take(block.first, "\n".join(block.bodies))
+        first, bodies = self._open.pop(source)
+        self.take(first, "\n".join(bodies))

@@ -55,6 +55,7 @@ def find_files(paths: RunPaths, attempt: int, nodes: frozenset[str] | None = Non
     except OSError as error:
         raise _unreadable(directory, error) from error
     ranks = ranks_by_node(paths, attempt)
+    parts = sorted(map(os.path.splitext, names), key=lambda part: natural_key(part[0]))
     return [
         LogFile(
             node=node,
@@ -64,13 +65,9 @@ def find_files(paths: RunPaths, attempt: int, nodes: frozenset[str] | None = Non
             log=paths.log(attempt, node) if kind is FileKind.ERRORS else None,
         )
         for kind, suffix in ((FileKind.LOG, ".log"), (FileKind.ERRORS, ".err"))
-        for node in _nodes_with(suffix, names, nodes)
+        for node, found in parts
+        if found == suffix and (nodes is None or node in nodes)
     ]
-
-
-def _nodes_with(suffix: str, names: list[str], nodes: frozenset[str] | None) -> list[str]:
-    found = [name.removesuffix(suffix) for name in names if name.endswith(suffix)]
-    return sorted((n for n in found if nodes is None or n in nodes), key=natural_key)
 
 
 def stat_file(path: Path, *, fresh: bool = False) -> os.stat_result | None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from clusterrun.logformat.lines import LogLine, Stream, parse_end
 from clusterrun.logs.files import Catalogue, FileKind, LogFile, find_line_end, stat_file
 from clusterrun.logs.merge import merge_sources
-from clusterrun.logs.sources import EVERYTHING, Query, Source, Takes, sources_of
+from clusterrun.logs.sources import EVERYTHING, Query, Source, sources_of
 from clusterrun.logs.tail import last_lines
 
 INTERVAL_S = 0.2
@@ -74,7 +74,7 @@ def follow(
     if tail is not None:
         stretches, news = current.look(last=False)
         yield from news
-        past = [replace(stretch, takes=_without_ends(stretch.takes)) for stretch in stretches]
+        past = [each.without(lambda _, stream: stream is Stream.END) for each in stretches]
         yield from _entries(last_lines(past, query, tail, folded=folded))
     while True:
         over = ended()
@@ -180,10 +180,6 @@ class _Attempt:
                 yield held.popleft()
         while held and not holds:
             yield held.popleft()
-
-
-def _without_ends(takes: Takes) -> Takes:
-    return lambda rank, stream: stream is not Stream.END and takes(rank, stream)
 
 
 def _entries(lines: Iterable[LogLine]) -> Iterator[LogLine | Left]:

@@ -19,8 +19,8 @@ _BLOCK_BUDGET_BYTES = 6 * 1024 * 1024  # for one block of each file
 _MIN_BLOCK_BYTES = 2 * 1024
 _MAX_BLOCK_BYTES = 256 * 1024
 _MAX_SKIP_BYTES = 128 * 1024  # a block without wanted lines; larger ones exceed the cache
-_MAX_HELD_BYTES = 80 * 1024 * 1024  # of lines that wait for those of other files
-_SHORT_LINE_BYTES = 32
+MAX_HELD_BYTES = 80 * 1024 * 1024  # of lines that wait for those of other files
+SHORT_LINE_BYTES = 32
 LINE_BYTES = 240  # memory of a line in addition to its text
 
 Place = tuple[int, int, int]  # time, node, place in its log: the order of all lines
@@ -54,7 +54,7 @@ def merge_rounds(sources: Iterable[Source]) -> Iterator[list[LogLine]]:
         ]
         while live:
             batch: list[LogLine] = []
-            with _no_collection():
+            with no_collection():
                 _read_ahead(live)
                 bound = min(reader.reached for reader in live)
                 for reader in live:
@@ -69,8 +69,8 @@ def merge_rounds(sources: Iterable[Source]) -> Iterator[list[LogLine]]:
 
 
 @contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Disable garbage collection for a round; it would take a third of the time."""
+def no_collection() -> Iterator[None]:
+    """Disable garbage collection: of many small objects it takes a third of the time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -102,7 +102,7 @@ def _read_ahead(live: list[_Reader]) -> None:
     for it, or if all others wait for its file.
     """
     first = min(live, key=lambda reader: reader.reached)
-    room = _MAX_HELD_BYTES - sum(reader.held_bytes for reader in live)
+    room = MAX_HELD_BYTES - sum(reader.held_bytes for reader in live)
     for reader in live:
         if not reader.lines and (reader is first or room > 0 or not reader.is_long):
             reader.read()
@@ -180,7 +180,7 @@ class _Reader:
         """Pick wanted lines until there are enough; return the bytes read, and the lines."""
         picked: list[LogLine] = []
         start = whole if self._sieve.skips(data[:whole], offset) else 0
-        while start < len(data) and len(picked) * _SHORT_LINE_BYTES < self._usual_bytes:
+        while start < len(data) and len(picked) * SHORT_LINE_BYTES < self._usual_bytes:
             newline = data.find(b"\n", start, start + MAX_LINE_BYTES + 1)
             if newline < 0 and len(data) - start > MAX_LINE_BYTES:
                 end = start + MAX_LINE_BYTES  # too long to be a line

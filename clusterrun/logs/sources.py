@@ -66,6 +66,11 @@ class Source:
     literals: tuple[bytes, ...] = ()
     only_errors: bool = False
 
+    def without(self, is_left_out: Takes) -> Source:
+        """Return this source without some ranks or streams."""
+        takes = self.takes
+        return replace(self, takes=lambda *line: not is_left_out(*line) and takes(*line))
+
 
 def sources_of(
     files: Iterable[LogFile], query: Query, *, ends: bool = False, live: bool = False
@@ -81,7 +86,9 @@ def sources_of(
     searched = required_literals(query.include)
     sides = {file.node: file for file in files if file.kind is FileKind.ERRORS}
     for file, takes in _parts(files, query, ends=ends):
-        start, end = _stretch(file, query)
+        end = file_size(file.path)
+        end = end if query.until_us is None else seek_time(file, query.until_us, end)
+        start = 0 if query.since_us is None else seek_time(file, query.since_us, end)
         if start >= end and not live:
             continue
         chosen.append(
@@ -167,13 +174,6 @@ def _literals(
     has_none = not ends and side is not None and GAP_LITERAL not in _whole(side)
     ends_too = (END_LITERAL,) if ends else ()
     return (*searched, *ends_too) if has_none else (*searched, GAP_LITERAL, *ends_too)
-
-
-def _stretch(file: LogFile, query: Query) -> tuple[int, int]:
-    end = file_size(file.path)
-    if query.until_us is not None:
-        end = seek_time(file, query.until_us, end)
-    return 0 if query.since_us is None else seek_time(file, query.since_us, end), end
 
 
 _LOOK_BYTES = 4 * 1024

@@ -10,20 +10,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Flag, auto
 from itertools import chain
-from typing import NamedTuple
 
-from clusterrun.logformat.lines import (
-    BEFORE_ALL,
-    STAMPED,
-    LogLine,
-    find_stamped,
-    last_stamp,
-)
+from clusterrun.logformat.lines import BEFORE_ALL, STAMPED, LogLine, find_stamped, last_stamp
 from clusterrun.logs.blocks import Sieve
 from clusterrun.logs.dedup import LineCount
 from clusterrun.logs.files import MAX_LINE_BYTES, FileKind, OpenFiles
 from clusterrun.logs.merge import (
     LINE_BYTES,
+    MAX_HELD_BYTES,
+    SHORT_LINE_BYTES,
     count_files,
     merge_rounds,
     number_nodes,
@@ -31,25 +26,36 @@ from clusterrun.logs.merge import (
 from clusterrun.logs.sources import Query, Source, errors_of
 
 MOST_LINES = 200_000
-_MAX_HELD_BYTES = 80 * 1024 * 1024  # of lines
 _FIRST_BYTES = 4 * 1024
 _BLOCK_BYTES = 16 * 1024
 _MAX_BLOCK_BYTES = 128 * 1024  # if nothing is wanted; larger ones exceed the cache
-_SHORT_LINE_BYTES = 32
 _ANYWHERE = 2**62
 
 Order = tuple[int, int, int]  # minus time, minus node, minus place: the newest comes first
 
 
-class Newest(NamedTuple):
-    """The last lines of some sources; whether these are all, and whether no more fit in memory."""
+class Cut(Flag):
+    """What a tail leaves out."""
 
-    lines: list[LogLine]
-    is_all: bool
-    is_full: bool
+    NOTHING = 0
+    LINES = auto()
+    ERRORS = auto()
+    FULL = auto()  # more lines, for lack of memory
 
 
-def find_newest(sources: Iterable[Source], count: int, *, folded: bool = False) -> Newest:
+@dataclass(frozen=True, kw_only=True)
+class Tail:
+    """The last lines in batches; `errors` are the error lines before the first of them."""
+
+    rounds: Iterable[Sequence[LogLine]]
+    errors: Sequence[LogLine] = ()
+    cut: Cut = Cut.NOTHING
+
+    def __iter__(self) -> Iterator[LogLine]:
+        return chain(self.errors, chain.from_iterable(self.rounds))
+
+
+def find_newest(sources: Iterable[Source], count: int, *, folded: bool = False) -> Tail:
     """Return the last `count` lines of `merge_sources`, in its order, fewer if memory is full.
 
     The pieces of a line count once. `folded` counts equal lines of many ranks once, as `dedup`
@@ -76,7 +82,7 @@ def find_newest(sources: Iterable[Source], count: int, *, folded: bool = False) 
                 if folded and len(found) >= MOST_LINES:
                     is_full = True
                     break
-            elif held_bytes > _MAX_HELD_BYTES:
+            elif held_bytes > MAX_HELD_BYTES:
                 is_full = True
             else:
                 held_bytes += reader.read()
@@ -85,7 +91,9 @@ def find_newest(sources: Iterable[Source], count: int, *, folded: bool = False) 
             else:
                 heapq.heappop(heap)
     found.reverse()
-    return Newest(lines=found, is_all=not (heap or is_full), is_full=is_full)
+    is_all = not (heap or is_full)
+    cut = Cut.NOTHING if is_all else Cut.LINES | (Cut.FULL if is_full else Cut.NOTHING)
+    return Tail(rounds=[found], cut=cut)
 
 
 class _Backward:
@@ -120,7 +128,7 @@ class _Backward:
         self._first = None
         end = 0 if self._sieve_at(data).skips(data, offset) else len(data)
         weight = 0
-        while end > 0 and len(self.lines) * _SHORT_LINE_BYTES < _BLOCK_BYTES > weight // 4:
+        while end > 0 and len(self.lines) * SHORT_LINE_BYTES < _BLOCK_BYTES > weight // 4:
             start = self._line_start(data, end - _BLOCK_BYTES)
             start = start if 0 <= start < end else 0
             part = data[start:end]
@@ -187,27 +195,6 @@ class _Backward:
         return BEFORE_ALL if self._position <= self._source.start else b"%016d" % self._newest_us
 
 
-class Cut(Flag):
-    """What a tail leaves out."""
-
-    NOTHING = 0
-    LINES = auto()
-    ERRORS = auto()
-    FULL = auto()  # more lines, for lack of memory
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tail:
-    """The last lines in batches; `errors` are the error lines before the first of them."""
-
-    rounds: Iterable[Sequence[LogLine]]
-    errors: Sequence[LogLine] = ()
-    cut: Cut = Cut.NOTHING
-
-    def __iter__(self) -> Iterator[LogLine]:
-        return chain(self.errors, chain.from_iterable(self.rounds))
-
-
 def last_lines(
     sources: Iterable[Source],
     query: Query,
@@ -223,13 +210,12 @@ def last_lines(
     if count is None:
         return Tail(rounds=merge_rounds(sources))
     found = find_newest(sources, count, folded=folded)
-    cut = Cut.NOTHING if found.is_all else Cut.LINES | (Cut.FULL if found.is_full else Cut.NOTHING)
-    if found.is_all or not query.overview:
-        return Tail(rounds=[found.lines], cut=cut)
+    if not (found.cut and query.overview):
+        return found
     newest_errors = find_newest(errors_of(sources, query), count // 2, folded=folded)
-    errors = newest_errors.lines
-    lines = _with_room(found.lines, errors, count, folded=folded)
-    cut |= Cut.NOTHING if newest_errors.is_all else Cut.ERRORS
+    errors = list(newest_errors)
+    lines = _with_room(list(found), errors, count, folded=folded)
+    cut = found.cut | (Cut.ERRORS if newest_errors.cut else Cut.NOTHING)
     return Tail(rounds=[lines], errors=_before(lines, errors) if lines else (), cut=cut)
 
 

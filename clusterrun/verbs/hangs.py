@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import re
 import tarfile
@@ -19,6 +18,7 @@ from clusterrun.diagnosis.lines import PrintedLine
 from clusterrun.diagnosis.scan import Scanner
 from clusterrun.diagnosis.table import Role
 from clusterrun.errors import ClusterrunError
+from clusterrun.logs.merge import no_collection
 from clusterrun.node.watch.stacks import RankPlace, from_data
 from clusterrun.rundir.events import EventType, read_ends
 from clusterrun.rundir.paths import RunPaths
@@ -147,16 +147,13 @@ def _nodes(paths: RunPaths, attempt: int) -> dict[int, str]:
 
 def _read(paths: Iterable[Path], recordings: Recordings, only: set[int] | None) -> None:
     """Read dumps one by one: all of them would not fit in memory."""
-    gc.disable()  # a dump has 50,000 small objects and no cycle; collecting takes a third
-    try:
-        for path in paths:
-            with suppress(OSError, tarfile.TarError), tarfile.open(path) as archive:
-                for member in archive:
-                    found, file = _RANK.search(member.name), archive.extractfile(member)
-                    if found and file and (only is None or int(found[1]) in only):
-                        recordings.add(int(found[1]), file.read())
-    finally:
-        gc.enable()
+    for path in paths:
+        # A dump has 50,000 small objects and no cycle.
+        with no_collection(), suppress(OSError, tarfile.TarError), tarfile.open(path) as archive:
+            for member in archive:
+                found, file = _RANK.search(member.name), archive.extractfile(member)
+                if found and file and (only is None or int(found[1]) in only):
+                    recordings.add(int(found[1]), file.read())
 
 
 def groups(hang: Hang) -> list[Group]:

@@ -32,4 +32,4 @@ def read_logs(
     files = find_files(paths, number, None if nodes is None else frozenset(nodes))
     query = Query(ranks=None if ranks is None else frozenset(ranks), errors=errors)
     chosen = sources_of(files, query)
-    return merge_sources(chosen) if tail is None else iter(find_newest(chosen, tail).lines)
+    return merge_sources(chosen) if tail is None else iter(find_newest(chosen, tail))

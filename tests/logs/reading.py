@@ -43,7 +43,7 @@ def whole(
 
 
 def newest(sources: Iterable[Source], count: int) -> Iterable[LogLine]:
-    return newest_module.find_newest(sources, count).lines
+    return list(newest_module.find_newest(sources, count))
 
 
 def last(lines: Sequence[LogLine], count: int) -> list[LogLine]:
@@ -70,7 +70,7 @@ def blocks_of(size: int, held_bytes: int = 1 << 26) -> Iterator[None]:
             (merge, "_MIN_BLOCK_BYTES", size),
             (merge, "_MAX_BLOCK_BYTES", size),
             (merge, "_MAX_SKIP_BYTES", 4 * size),
-            (merge, "_MAX_HELD_BYTES", held_bytes),
+            (merge, "MAX_HELD_BYTES", held_bytes),
             (newest_module, "_FIRST_BYTES", size),
             (newest_module, "_BLOCK_BYTES", 2 * size),
             (newest_module, "_MAX_BLOCK_BYTES", 4 * size),

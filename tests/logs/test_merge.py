@@ -132,7 +132,7 @@ paths = Path(sys.argv[1]).iterdir()
 files = [LogFile(node=path.stem, path=path, kind=FileKind(path.suffix[1:])) for path in paths]
 sources = [Source(file=file, start=0, end=file.path.stat().st_size) for file in files]
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-read = merge_sources if len(sys.argv) < 4 else lambda s: find_newest(s, int(sys.argv[3])).lines
+read = merge_sources if len(sys.argv) < 4 else lambda s: find_newest(s, int(sys.argv[3]))
 count = sum(1 for _ in read(sources))
 print(count, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """

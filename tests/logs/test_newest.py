@@ -90,11 +90,12 @@ def test_a_file_that_shrank_gives_what_is_left(tmp_path: Path) -> None:
 def test_no_more_may_be_read_than_can_be_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(newest_module, "_MAX_HELD_BYTES", 100_000)
+    monkeypatch.setattr(newest_module, "MAX_HELD_BYTES", 100_000)
     lines = [raw(T0 + i, 0, "o", f"{i} " + "x" * 1000) for i in range(1000)]
     source = whole(write(tmp_path, "n1", b"".join(lines)))
-    found, is_all, is_full = newest_module.find_newest([source], 500)
-    assert (is_all, is_full) == (False, True)
+    tail = newest_module.find_newest([source], 500)
+    found = list(tail)
+    assert tail.cut == newest_module.Cut.LINES | newest_module.Cut.FULL
     assert 50 < len(found) < 200
     assert found == list(merge_sources([source]))[-len(found) :]
-    assert newest_module.find_newest([source], 10)[1:] == (False, False)
+    assert newest_module.find_newest([source], 10).cut == newest_module.Cut.LINES

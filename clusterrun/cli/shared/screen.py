@@ -44,7 +44,7 @@ from clusterrun.logs.files import find_files
 from clusterrun.logs.sources import OVERVIEW, sources_of
 from clusterrun.logs.tail import find_newest
 from clusterrun.logs.text import clock_time, readable, strip_controls
-from clusterrun.logs.view import source_name
+from clusterrun.logs.views import source_name
 from clusterrun.rundir.record import JobRecord
 from clusterrun.rundir.usage import AlertKind, Sample, alert_texts, silent
 from clusterrun.shared.durations import clock
@@ -108,7 +108,7 @@ def _last_lines(record: JobRecord, attempt: int) -> list[str]:
         return [
             f"{clock_time(line.epoch_us)[:8]} {source_name(line)} | "
             f"{readable(line.text, keep_colours=False)}"
-            for line in find_newest(sources, _READ_LINES).lines
+            for line in find_newest(sources, _READ_LINES)
         ]
     return []
 
