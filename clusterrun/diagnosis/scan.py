@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
@@ -105,7 +106,9 @@ class Scanner:
     table: Table
     lines: int = 0
     ranks: set[int] = field(default_factory=set)  # those of the run, or that printed a line
-    trainings: dict[str, TrainingLog] = field(default_factory=dict)  # by file
+    trainings: dict[str, TrainingLog] = field(  # by file
+        default_factory=lambda: defaultdict(TrainingLog)
+    )
     counts: dict[tuple[str, Role], int] = field(default_factory=dict)
     seen_on: dict[tuple[str, Role], set[int]] = field(default_factory=dict)
     _found: dict[tuple[str, Role], list[FoundSign]] = field(default_factory=dict)
@@ -140,7 +143,7 @@ class Scanner:
         for waiting in self._waiting.get(line.source, ()):
             waiting.left -= 1
         self._settle(line.source, at_end=False)
-        self.training_of(line).feed(line)
+        self.trainings[line.file].feed(line)
         is_matched = self._match(line, process)
         if self._works.left and any(map(line.text.__contains__, WORDS)):
             found = self._finding(KnownCause(id=""), Role.EITHER, line, process)
@@ -168,10 +171,6 @@ class Scanner:
             if name in self.table
         ]
         return sorted(found, key=lambda each: each.order)
-
-    def training_of(self, line: PrintedLine) -> TrainingLog:
-        """Return what the line's file shows of the training."""
-        return self.trainings.get(line.file) or self.trainings.setdefault(line.file, TrainingLog())
 
     def add(self, name: str, role: Role, line: PrintedLine) -> None:
         """Add a sign that is in no log, such as a job's state."""
@@ -204,7 +203,7 @@ class Scanner:
 
     def _is_passed(self, finding: FoundSign) -> bool:
         """Return whether the training went on; Slurm lets it for a while, if it ends a job."""
-        training = self.training_of(finding.line)
+        training = self.trainings[finding.line.file]
         is_ending = finding.cause.domain is Domain.POLICY and not training.is_complete
         needed = 1 if finding.of_start else _STEPS_IN_GRACE if is_ending else STEPS
         return training.steps - finding.steps >= needed
@@ -215,7 +214,7 @@ class Scanner:
         for cause, sign in self._candidates(line.text):
             if process.is_ignored or not sign.text.search(line.text):
                 continue
-            if sign.before_steps and self.training_of(line).steps:
+            if sign.before_steps and self.trainings[line.file].steps:
                 continue
             finding = self._finding(cause, sign.role, line, process)
             is_of_start = sign.before_steps and sign.role is Role.CONFIRMATION
@@ -331,8 +330,8 @@ class Scanner:
             role=role,
             line=line,
             order=self.lines,
-            steps=self.training_of(line).steps,
-            is_after_end=self.training_of(line).is_complete,
+            steps=self.trainings[line.file].steps,
+            is_after_end=self.trainings[line.file].is_complete,
             frames=tuple(process.frames) if process.in_traceback else (),
         )
 

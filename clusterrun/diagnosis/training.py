@@ -248,21 +248,16 @@ class PrintedTraining:
     """What one rank printed of its training: feed it the first and the last lines of its log."""
 
     has_rewards: bool = False
-    _log: TrainingLog = field(default_factory=TrainingLog)
+    log: TrainingLog = field(default_factory=TrainingLog)
     _lines: list[tuple[str, ...]] = field(default_factory=list)
 
     def feed(self, texts: Iterable[str]) -> None:
         """Take the next lines."""
         for text in texts:
-            self._log.feed(PrintedLine(number=0, text=text))
+            self.log.feed(PrintedLine(number=0, text=text))
             self.has_rewards |= _REWARD.search(text) is not None
             if not _BAR.search(text) and (found := losses_in(text)):
                 self._lines.append(found)
-
-    @property
-    def has_steps(self) -> bool:
-        """Return whether it printed a step or a loss."""
-        return self._log.steps > 0
 
     @property
     def losses(self) -> Losses:
@@ -272,7 +267,7 @@ class PrintedTraining:
             count=len(self._lines),
             last=float(self._lines[-1][0]) if is_constant else None,
             is_constant=is_constant,
-            is_finite=not self._log.is_nan,
+            is_finite=not self.log.is_nan,
         )
 
 

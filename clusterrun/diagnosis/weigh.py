@@ -142,15 +142,13 @@ def by_numbers(scanner: Scanner) -> FoundSign | None:
     line = training.first_nan or training.last_step
     if line is None or training.is_complete:
         return None
-    name = ""
-    if training.is_nan or training.is_overflowing:
-        name = NAN
-    elif training.is_diverged:
-        name = DIVERGED
-    elif training.is_stuck:
-        name = STUCK
-    cause = scanner.table.get(name)
-    if cause is None:
+    shown = {
+        NAN: training.is_nan or training.is_overflowing,
+        DIVERGED: training.is_diverged,
+        STUCK: training.is_stuck,
+    }
+    name = next((name for name, is_shown in shown.items() if is_shown), "")
+    if (cause := scanner.table.get(name)) is None:
         return None
     return FoundSign(cause=cause, role=Role.EITHER, line=line, order=0, steps=training.steps)
 

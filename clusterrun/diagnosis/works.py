@@ -69,13 +69,9 @@ class Works(Generic[T]):
         """Yield what the reports show, with the place of the rank that differs."""
         for reports in self._groups.values():
             yield from _of_group(list(reports.values()))
-        if len(self._groups) <= 1:
-            yield from self._of_calls()
-
-    def _of_calls(self) -> Iterator[tuple[str, T]]:
-        """Compare what the ranks waited in, also those whose group was not printed."""
-        if any(len(calls) > 1 for calls in self._alone.values()):
+        if len(self._groups) > 1 or any(len(calls) > 1 for calls in self._alone.values()):
             return
+        # What the ranks waited in, also those whose group was not printed.
         seen = [(seq, *call) for calls in self._alone.values() for seq, call in calls.items()]
         if len({seq for seq, _, _ in seen}) == 1:
             yield from _mismatch([(signature, found) for _, signature, found in seen])

@@ -62,7 +62,7 @@ class Diagnosis:
 
     `subtracted` kinds of lines were left out, since they were also printed when it went well.
     `memory` is what the memory cgroup counted on the nodes that noted it, `changes` the checks of
-    nodes that became worse since the start.
+    nodes that became worse since the start; `failure` is how the attempt failed, by its agents.
     """
 
     verdict: Verdict | None
@@ -72,14 +72,7 @@ class Diagnosis:
     subtracted: int = 0
     memory: Mapping[str, Memory] = field(default_factory=dict)
     changes: tuple[evidence.Worsened, ...] = ()
-
-    @property
-    def failure(self) -> Outcome | None:
-        """How the attempt failed, as its agents recorded it."""
-        attempts = self.job.attempts if self.job else ()
-        ends = (each.outcome for each in attempts if each.number == self.attempt)
-        found = next((end for end in ends if end and end.cause.is_failure), None)
-        return found or (self.job.failure if self.job and not self.attempt else None)
+    failure: Outcome | None = None
 
 
 def diagnose(job: Which | None = None, *, attempt: int | None = None) -> Diagnosis:
@@ -98,7 +91,8 @@ def diagnose(job: Which | None = None, *, attempt: int | None = None) -> Diagnos
         return Diagnosis(verdict=None, lines=0, job=found, attempt=number)
     state = found.state if is_newest else None
     answer = diagnose_attempt(found.record, number, outcome, state=state)
-    return dataclasses.replace(answer, job=found)
+    has_failed = outcome is not None and (outcome.cause.is_failure or not number)
+    return dataclasses.replace(answer, job=found, failure=outcome if has_failed else None)
 
 
 def diagnose_attempt(
@@ -119,7 +113,7 @@ def diagnose_attempt(
     is_hung = outcome is not None and outcome.cause in (Cause.HUNG, Cause.HALTED)
     hangs.add_evidence(scanner, hangs.recorded(paths, number), is_hung=is_hung)
     noted = evidence.read_notes(paths, number)
-    memory = evidence.memory_of(noted)
+    memory = {node: note.memory for node, _, note in noted if note.memory}
     evidence.add_kills(scanner, memory, outcome)
     if outcome is not None:
         evidence.add_outcome(scanner, outcome, memory, loud)
@@ -156,7 +150,7 @@ def _all_printed(
     """Yield what an attempt printed; add the ranks that printed to stderr to `loud`."""
     yield from _batch_output(paths, attempt, outcome)
     number = 0
-    for each in find_newest(_sources(find_files(paths, attempt), outcome), MOST_LINES).lines:
+    for each in find_newest(_sources(find_files(paths, attempt), outcome), MOST_LINES):
         if each.stream not in (Stream.AGENT, Stream.GAP):
             number += 1
             if each.stream is Stream.ERR:
@@ -212,14 +206,7 @@ def _sources(files: Sequence[LogFile], outcome: Outcome | None) -> list[Source]:
     own = sources_of([file for file in files if file.node == outcome.node], query)
     if not own:
         return chosen
-    return [_without(source, outcome.rank) for source in chosen] + own
-
-
-def _without(source: Source, left_out: int) -> Source:
-    takes = source.takes
-    return dataclasses.replace(
-        source, takes=lambda rank, stream: rank != left_out and takes(rank, stream)
-    )
+    return [each.without(lambda rank, _: rank == outcome.rank) for each in chosen] + own
 
 
 def _lines_of(names: Sequence[str], stdin: BinaryIO) -> Iterator[PrintedLine]:

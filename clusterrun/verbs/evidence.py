@@ -88,11 +88,6 @@ def read_notes(paths: RunPaths, attempt: int) -> list[NodeNote]:
     return found
 
 
-def memory_of(noted: Iterable[NodeNote]) -> dict[str, Memory]:
-    """Return what the memory cgroups counted, by node."""
-    return {node: note.memory for node, _, note in noted if note.memory}
-
-
 def add_kills(scanner: Scanner, memory: Mapping[str, Memory], outcome: Outcome | None) -> None:
     """Add what the OOM killer did: it is the cause if a process of a rank was killed."""
     risen = {node: found for node, found in memory.items() if found.kills}

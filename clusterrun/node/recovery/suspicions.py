@@ -118,7 +118,7 @@ def _no_step(success: Success) -> str:
         has_metrics = any(event.metrics for event in success.steps)
         return "" if has_metrics else f"the script reported step 0 of {last.total}, and none after"
     is_idle = last is None and not (success.of(EventType.ASKS) or success.has_checkpoint)
-    if is_idle and success.looked_for_checkpoint and not success.printed.has_steps:
+    if is_idle and success.looked_for_checkpoint and not success.printed.log.steps:
         return "the script found no checkpoint, reported no step and saved nothing"
     return ""
 
