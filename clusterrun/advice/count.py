@@ -121,10 +121,8 @@ def _blocks(config: Any, model: Any) -> Iterator[Any]:
 def _attention(config: Any) -> dict[str, int]:
     """Return the heads; over latent vectors (arXiv:2405.04434) they have the mean width."""
     heads = _number(config, "num_attention_heads")
-    kv_heads, width = (
-        _number(config, "num_key_value_heads") or heads,
-        _number(config, "head_dim", "d_kv"),
-    )
+    kv_heads = _number(config, "num_key_value_heads") or heads
+    width = _number(config, "head_dim", "d_kv")
     if _number(config, "kv_lora_rank"):
         query = _number(config, "qk_nope_head_dim") + _number(config, "qk_rope_head_dim")
         kv_heads, width = heads, (query + _number(config, "v_head_dim")) // 2

@@ -77,10 +77,12 @@ def end_now(jobs: Sequence[JobStatus]) -> None:
 
 def _end_successor(job: JobStatus) -> None:
     """End the job that has taken over the run in the meantime, or is about to."""
-    record = job.record
+    record, paths = job.record, job.record.paths
     deadline = time.monotonic() + (0 if job.state.is_terminal else SUBMIT_S)
     while True:
-        is_awaited = _is_submitting(record) and time.monotonic() < deadline
+        last = read_outcome(paths, paths.newest_attempt()) if read_end(paths) is None else None
+        is_own = last is not None and (last.job_id, last.next) == (record.job_id, Next.SUCCESSOR)
+        is_awaited = is_own and time.monotonic() < deadline
         newest = records.read_again(record)
         if record.job_id in newest.earlier_job_ids:
             select.backend_of(newest).cancel([newest.job_id])
@@ -88,17 +90,6 @@ def _end_successor(job: JobStatus) -> None:
             time.sleep(POLL_S)
             continue
         return
-
-
-def _is_submitting(record: JobRecord) -> bool:
-    """Return whether a job has decided on a successor and has not ended without one."""
-    paths = record.paths
-    if read_end(paths) is not None:
-        return False
-    outcome = read_outcome(paths, paths.newest_attempt())
-    return (
-        outcome is not None and outcome.job_id == record.job_id and outcome.next is Next.SUCCESSOR
-    )
 
 
 def active_chain(record: JobRecord) -> list[str]:

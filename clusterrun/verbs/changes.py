@@ -55,23 +55,20 @@ def change(
     Raises UsageError for an invalid value, ClusterrunError if the file is gone.
     """
     frozen = configuration(record)
-    new = _load(record, flags, overrides)
+    new = configuration(record, flags, overrides)
     bad = bad_nodes(record.paths) if exclude_bad and record.cluster.scheduler.can_lose_node else ()
     if bad:
         known = parse_hostlist(new.spec.exclude) if new.spec.exclude else []
         nodes = fold_hosts((*known, *bad))
-        new = _load(
-            record, {**flags, "exclude": Given(value=nodes, flag="--exclude-bad")}, overrides
-        )
+        flags = {**flags, "exclude": Given(value=nodes, flag="--exclude-bad")}
+        new = configuration(record, flags, overrides)
     return Changed(resolved=new, changes=differences(frozen, new), excluded=bad)
 
 
-def configuration(record: JobRecord) -> Resolved:
+def configuration(
+    record: JobRecord, flags: Mapping[str, Any] | None = None, overrides: Sequence[str] = ()
+) -> Resolved:
     """Read the configuration of a run. Raises ClusterrunError if the file is gone."""
-    return _load(record, {}, ())
-
-
-def _load(record: JobRecord, flags: Mapping[str, Any], overrides: Sequence[str]) -> Resolved:
     path, project = record.paths.resolved, record.paths.project
     try:
         text = files.read_whole(path).decode()
@@ -81,7 +78,7 @@ def _load(record: JobRecord, flags: Mapping[str, Any], overrides: Sequence[str])
         ) from error
     return load_again(
         text,
-        flags,
+        flags or {},
         shown=str(path),
         environ=os.environ,
         cwd=project if project.is_dir() else Path(record.workdir),
@@ -113,9 +110,8 @@ def refuse_other_world(
         )
     saved_by = str(checkpoint.settings.get("strategy") or record.strategy)
     sharded = {strategy.value for strategy in Strategy if strategy.stage > 0}
-    if sharded.isdisjoint((saved_by, plan.strategy.value)):  # saved_by: perhaps the script's own
-        return
-    if checkpoint.world_size in (0, plan.world_size) and saved_by == plan.strategy.value:
+    is_same = checkpoint.world_size in (0, plan.world_size) and saved_by == plan.strategy.value
+    if is_same or sharded.isdisjoint((saved_by, plan.strategy.value)):  # perhaps the script's own
         return
     raise UsageError(
         f"{checkpoint.path.name} was saved by {checkpoint.world_size} ranks with {saved_by}; its "

@@ -18,25 +18,9 @@ def find_pitfalls(
 
     `of_many_ranks`: if the job sets no size, look for those of two nodes with two ranks each.
     """
-    launch = launch_of(job, plan)
-    if of_many_ranks and is_unsized(job, plan):
-        has_gpus = job.spec.device is not Device.CPU
-        launch = launch._replace(nodes=2, ranks_per_node=2, has_gpus=has_gpus, is_sized=False)
-    return lint(source or b"", launch)
-
-
-def is_unsized(job: Resolved, plan: Plan) -> bool:
-    """Return whether nothing sets the size of a job."""
-    spec = job.spec
-    is_unset = spec.nodes is spec.gpus_per_node is spec.nproc_per_node is None
-    return is_unset and plan.nodes * plan.procs_per_node == 1
-
-
-def launch_of(job: Resolved, plan: Plan) -> Launch:
-    """Return what a plan gives the script."""
     spec = job.spec
     named = _deepspeed_file(plan)
-    return Launch(
+    launch = Launch(
         nodes=plan.nodes,
         ranks_per_node=plan.procs_per_node,
         has_gpus=plan.device is Device.CUDA,
@@ -49,6 +33,17 @@ def launch_of(job: Resolved, plan: Plan) -> Launch:
         missing=(named,) if named and _is_missing(job.cwd / named) else (),
         is_missing=lambda path: _is_missing(job.cwd / path),
     )
+    if of_many_ranks and is_unsized(job, plan):
+        has_gpus = spec.device is not Device.CPU
+        launch = launch._replace(nodes=2, ranks_per_node=2, has_gpus=has_gpus, is_sized=False)
+    return lint(source or b"", launch)
+
+
+def is_unsized(job: Resolved, plan: Plan) -> bool:
+    """Return whether nothing sets the size of a job."""
+    spec = job.spec
+    is_unset = spec.nodes is spec.gpus_per_node is spec.nproc_per_node is None
+    return is_unset and plan.nodes * plan.procs_per_node == 1
 
 
 def _deepspeed_file(plan: Plan) -> str:

@@ -217,7 +217,12 @@ def _lay_out(resumption: Resumption, undo: ExitStack) -> None:
     """Move and write the files of the next attempt; `undo` reverts all of it."""
     paths, last = resumption.record.paths, resumption.status.attempt
     paths.attempt(last).mkdir(mode=0o700, parents=True, exist_ok=True)
-    _set_aside(paths, resumption.start.newer, undo)
+    if newer := resumption.start.newer:  # these are in the training's way
+        place = paths.checkpoints_dir / f"set-aside-{time.strftime('%Y%m%d-%H%M%S')}"
+        place.mkdir(mode=0o700)
+        undo.callback(place.rmdir)
+        for path in newer:
+            undo.callback(path.rename(place / path.name).rename, path)
     if resumption.prepared.bundle.files:
         _exchange(paths, resumption.prepared.bundle, last, undo)
     earlier = paths.earlier_end(last)
@@ -291,17 +296,6 @@ def choose(paths: RunPaths, text: str, names: re.Pattern[str] = ANY) -> StartPoi
         raise UsageError(f"checkpoint {named.name} is incomplete", cause=str(problem)) from problem
     newer = tuple(path for found, path in listed if found > step)
     return StartPoint(checkpoint=checkpoint, newer=newer)
-
-
-def _set_aside(paths: RunPaths, newer: tuple[Path, ...], undo: ExitStack) -> None:
-    """Move checkpoints out of the training's way."""
-    place = paths.checkpoints_dir / f"set-aside-{time.strftime('%Y%m%d-%H%M%S')}"
-    if newer:
-        place.mkdir(mode=0o700)
-        undo.callback(place.rmdir)
-    for path in newer:
-        kept = path.rename(place / path.name)
-        undo.callback(kept.rename, path)
 
 
 # A new run

@@ -30,10 +30,10 @@ from clusterrun.rendering.bundle import render_bundle
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.files import end_of
-from clusterrun.shared.finding import Finding, Severity, fail
+from clusterrun.shared.finding import Finding, fail
 from clusterrun.shared.hostlist import fold_hosts, parse_hostlist
 from clusterrun.shared.state import JobState
-from clusterrun.verbs.doctor import Subject, examine
+from clusterrun.verbs.doctor import Subject, examine, noted
 from clusterrun.verbs.render import prepare
 from clusterrun.verbs.submit import submit_prepared
 
@@ -229,13 +229,8 @@ def examine_here(job: Subject, looks: Mapping[str, Look]) -> list[Finding]:
 
     Whether they see the directory of the runs will be known: a guess is only noted.
     """
-    found = examine(job, {name: each for name, each in looks.items() if name.startswith(HERE)})
-    return [
-        dataclasses.replace(each, severity=Severity.NOTE)
-        if each.id == "path.runs" and each.severity is Severity.FAIL
-        else each
-        for each in found
-    ]
+    here = {name: each for name, each in looks.items() if name.startswith(HERE)}
+    return noted(examine(job, here), ("path.runs",))
 
 
 def findings(smoke: Smoke) -> tuple[list[Finding], str]:
