@@ -168,7 +168,8 @@ def _collective_on_one_rank(script: Script, launch: Launch) -> Iterator[Found]:
     joint = list(_joint_calls(script, launch))
     is_local = launch.ranks_per_node > 1
     guarded = [c for c in joint if branch_of_one_rank(script, c, may_be_local=is_local)]
-    if any(_is_in_branch(script, call) for call in joint if call not in guarded):
+    others = (branch.test for c in joint if c not in guarded for branch, _ in script.branches(c))
+    if any(re.search(_NAMES_RANKS, ast.unparse(test)) for test in others):
         return  # the other ranks may meet it there
     for call in guarded:
         if not re.search("(?i)group|mesh|pg", ast.unparse(call)):
@@ -438,22 +439,11 @@ _NAMES_RANKS = "(?i)rank|main|master|primary|leader|chief|root"
 
 def branch_of_one_rank(script: Script, node: ast.AST, *, may_be_local: bool = True) -> bool:
     """Return whether the innermost branch around a node is taken by one rank alone."""
-    for parent, child in script.around(node):
-        if isinstance(parent, Function):
-            return False
-        if isinstance(parent, ast.If):
-            is_and = isinstance(parent.test, ast.BoolOp) and isinstance(parent.test.op, ast.And)
-            tests = parent.test.values if is_and else [parent.test]  # type: ignore[attr-defined]
-            ones = [text for test in tests if re.fullmatch(_ONE_RANK, text := ast.unparse(test))]
-            is_one = any(may_be_local or "local" not in text.lower() for text in ones)
-            return is_one and child in parent.body and not parent.orelse
-    return False
-
-
-def _is_in_branch(script: Script, node: ast.AST) -> bool:
-    for parent, _ in script.around(node):
-        if isinstance(parent, Function):
-            return False
-        if isinstance(parent, ast.If) and re.search(_NAMES_RANKS, ast.unparse(parent.test)):
-            return True
-    return False
+    branch, child = next(script.branches(node), (None, None))
+    if branch is None or child not in branch.body or branch.orelse:
+        return False
+    test = branch.test
+    is_and = isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And)
+    parts = test.values if is_and else [test]  # type: ignore[attr-defined]
+    ones = [text for part in parts if re.fullmatch(_ONE_RANK, text := ast.unparse(part))]
+    return any(may_be_local or "local" not in text.lower() for text in ones)

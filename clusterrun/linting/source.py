@@ -119,6 +119,14 @@ class Script:
             yield parent, node
             node = parent
 
+    def branches(self, node: ast.AST) -> Iterator[tuple[ast.If, ast.AST]]:
+        """Yield each `if` around a node in its function, as `around` does."""
+        for parent, child in self.around(node):
+            if isinstance(parent, Function):
+                return
+            if isinstance(parent, ast.If):
+                yield parent, child
+
     def may_be_chosen(self, node: ast.AST, depth: int = 0) -> bool:
         """Return whether something may keep a node from running on all ranks.
 
