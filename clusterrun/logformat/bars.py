@@ -138,16 +138,6 @@ class Bar:
     moved_at: float
     level: int = 2  # 1: lines without a total; 0: lines that count epochs
 
-    @property
-    def is_done(self) -> bool:
-        """Return whether it has reached its end."""
-        return self.total is not None and self.count >= self.total
-
-    @property
-    def is_side_work(self) -> bool:
-        """Return whether it seems to count no steps but, say, evaluation batches."""
-        return self.unit in _SIDE_UNITS or bool(_SIDE_WORK.search(self.description))
-
 
 def find_bar(printed: Iterable[Text]) -> Bar | None:
     """Return the bar that best shows the progress, from a rank's texts in order.
@@ -212,8 +202,9 @@ def _best(bars: list[Bar]) -> Bar | None:
     Of nested bars take the longest: an epoch's steps, not the epochs; all steps, not those of an
     evaluation.
     """
-    live = [bar for bar in bars if not bar.is_done]
-    steps = [bar for bar in bars if not bar.is_side_work]
+    live = [bar for bar in bars if bar.total is None or bar.count < bar.total]
+    training = [bar for bar in bars if bar.unit not in _SIDE_UNITS]
+    steps = [bar for bar in training if not _SIDE_WORK.search(bar.description)]
     chosen = [bar for bar in live if bar in steps] or live or steps
     newest = max((bar.moved_at for bar in chosen), default=0.0)
     near = [bar for bar in chosen if newest - bar.moved_at <= NEAR_S]

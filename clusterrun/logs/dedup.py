@@ -44,7 +44,7 @@ class Copies:
     ) -> None:
         self.line, self.body = line, body
         self.key, self.numbers = key, numbers
-        self.before = 0  # writers whose copies have been shown, as bits
+        self.shown_before = 0  # writers whose copies have been shown, as bits
         self.taken = bit
         self.last_us = line.epoch_us
         self._is_block = "\n" in body
@@ -52,15 +52,10 @@ class Copies:
     @property
     def is_folded(self) -> bool:
         """Return whether there are enough to fold; a late traceback is always folded."""
-        if self._is_block and self.is_late:
+        if self._is_block and self.shown_before:
             return True
         few = self._is_block or self.line.rank is None
         return self.count >= (LEAST_WRITERS if few else LEAST_COPIES)
-
-    @property
-    def is_late(self) -> bool:
-        """Return whether earlier copies were already shown."""
-        return self.before != 0
 
     @property
     def text(self) -> str:
@@ -134,7 +129,7 @@ class Dedup:
         copies = Copies(line, body, key, numbers, bit)
         shown = self._shown.get((line.stream, key), 0) if self._shown else 0
         if not shown & bit:
-            copies.before = shown
+            copies.shown_before = shown
             copies.taken |= shown
         same.append(copies)
         return copies
@@ -184,7 +179,7 @@ class Dedup:
         self._open[text].pop(0)
         if not self._open[text]:
             del self._open[text]
-        if copies.is_folded or copies.before:
+        if copies.is_folded or copies.shown_before:
             self._shown[text] = copies.taken
             if len(self._shown) > REMEMBERED:
                 del self._shown[next(iter(self._shown))]
@@ -256,7 +251,11 @@ class Tracebacks:
         if not self._open and "Traceback (most" not in body:
             self.take(line, body)
             return
-        self._give_late_ones(line.epoch_us)
+        while self._open:  # in the order in which they began
+            oldest, (first, _) = next(iter(self._open.items()))
+            if line.epoch_us - first.epoch_us <= TRACEBACK_US:
+                break
+            self._give(oldest)
         source = (line.node, line.rank, line.stream)
         self._classifier.classify(source, line.text)
         is_inside = self._classifier.is_in_traceback(source)
@@ -271,13 +270,6 @@ class Tracebacks:
     def drain(self) -> None:
         """Pass on incomplete tracebacks."""
         for source in list(self._open):
-            self._give(source)
-
-    def _give_late_ones(self, now_us: int) -> None:
-        while self._open:  # in the order in which they began
-            source, (first, _) = next(iter(self._open.items()))
-            if now_us - first.epoch_us <= TRACEBACK_US:
-                return
             self._give(source)
 
     def _give(self, source: tuple[str, int | None, Stream]) -> None:

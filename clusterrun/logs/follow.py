@@ -89,7 +89,7 @@ def follow(
         if over or superseded:
             return
         yield Pause()
-        sleep(current.interval_s)
+        sleep(INTERVAL_S if len(current.places) < MANY_FILES else INTERVAL_OF_MANY_S)
 
 
 @dataclass(kw_only=True)
@@ -117,21 +117,16 @@ class _Attempt:
     catalogue: Catalogue
     number: int
     query: Query
+    places: list[_Position] = field(default_factory=list)
     _known: set[Path] = field(default_factory=set)
-    _places: list[_Position] = field(default_factory=list)
     _held: deque[LogLine] = field(default_factory=deque)
-
-    @property
-    def interval_s(self) -> float:
-        """The seconds between two polls."""
-        return INTERVAL_S if len(self._places) < MANY_FILES else INTERVAL_OF_MANY_S
 
     def news(self, *, last: bool) -> Iterator[Entry]:
         """Yield what was written since the last poll, in order; the last holds back no lines."""
         stretches, news = self.look(last=last)
         yield from news
         lines = merge_sources(stretches)
-        if len(self._places) > 1:
+        if len(self.places) > 1:
             lines = self._in_order(lines, holds=bool(stretches) and not last)
         yield from _entries(lines)
 
@@ -140,9 +135,9 @@ class _Attempt:
         joined = self._join()
         news: list[Entry] = [Joined(files=joined)] if joined else []
         stretches = []
-        paths = dict.fromkeys(place.source.file.path for place in self._places)
+        paths = dict.fromkeys(place.source.file.path for place in self.places)
         stats = {path: stat_file(path, fresh=last) for path in paths}
-        for place in self._places:
+        for place in self.places:
             found = stats[place.source.file.path]
             if found is None:
                 continue
@@ -165,7 +160,7 @@ class _Attempt:
             if source.file.path not in self._known:
                 found = stat_file(source.file.path)
                 inode = found.st_ino if found else 0
-                self._places.append(_Position(source=source, inode=inode, offset=source.start))
+                self.places.append(_Position(source=source, inode=inode, offset=source.start))
         new = [file for file in candidates if file.path not in self._known]
         self._known.update(file.path for file in new)
         return tuple(file for file in new if file.kind is not FileKind.ERRORS)

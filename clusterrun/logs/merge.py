@@ -104,7 +104,7 @@ def _read_ahead(live: list[_Reader]) -> None:
     first = min(live, key=lambda reader: reader.reached)
     room = MAX_HELD_BYTES - sum(reader.held_bytes for reader in live)
     for reader in live:
-        if not reader.lines and (reader is first or room > 0 or not reader.is_long):
+        if not reader.lines and (reader is first or room > 0 or not reader.long_bytes):
             reader.read()
             room -= reader.held_bytes
     waiting = sorted((r for r in live if not r.is_done), key=lambda reader: reader.reached)
@@ -127,7 +127,7 @@ class _Reader:
         self._block_bytes = _MAX_SKIP_BYTES if source.literals else block_bytes
         self._position = source.start
         self._rest = b""
-        self._long_bytes = 0  # to read at once if the next line is longer than a block
+        self.long_bytes = 0  # to read at once if the next line is longer than a block
         self._line_bytes = 0
         self.lines: list[LogLine] = []
         # All unread lines come after this.
@@ -139,16 +139,11 @@ class _Reader:
         """The estimated memory of the waiting lines."""
         return len(self.lines) * self._line_bytes
 
-    @property
-    def is_long(self) -> bool:
-        """Return whether the next line is longer than a block."""
-        return self._long_bytes > 0
-
     def read(self) -> None:
         """Read the next block, a larger one if the last held nothing wanted."""
         if self.is_done:
             return
-        size = min(max(self._block_bytes, self._long_bytes), self._source.end - self._position)
+        size = min(max(self._block_bytes, self.long_bytes), self._source.end - self._position)
         block = self._files.read(self._source.file.path, self._position, size)
         data = self._rest + block
         offset = self._position - len(self._rest)
@@ -164,7 +159,7 @@ class _Reader:
             self._position, self._rest = offset + read, b""
         elif not picked:
             self._block_bytes = min(self._block_bytes * 2, _MAX_SKIP_BYTES)
-        self._long_bytes = 0 if read else 2 * len(data)
+        self.long_bytes = 0 if read else 2 * len(data)
         if picked:
             # An estimate of the memory of a line; a side file may have only its beginning.
             is_side = self._source.file.kind is FileKind.ERRORS

@@ -306,7 +306,7 @@ class TextView(View):
         start = f"{clock_time(line.epoch_us)[:chars]} " if chars else ""
         if copies:
             what = "node" if line.rank is None else "rank"
-            label = f"[{count(copies.count, f'more {what}' if copies.is_late else what)}]"
+            label = f"[{count(copies.count, f'more {what}' if copies.shown_before else what)}]"
             start += self._written(label, line.stream, colour=1)
         else:
             start += self._head(line)
@@ -314,7 +314,7 @@ class TextView(View):
             self._put(f"{start}{body}\n".encode())
             return
         texts = body.split("\n")
-        if copies and copies.is_late:
+        if copies and copies.shown_before:
             texts = texts[-1:]  # the end of a traceback; the rest was shown before
         if copies and self._prefix:
             texts[-1] += _spread(copies)

@@ -16,7 +16,7 @@ WORLD = 16
 
 def members(copies: Copies) -> list[int]:
     """Return the ranks of copies; those that were shown before are not counted again."""
-    bits = copies.taken & ~copies.before
+    bits = copies.taken & ~copies.shown_before
     return [rank for rank in range(bits.bit_length()) if bits >> rank & 1]
 
 
@@ -29,7 +29,7 @@ class Folded:
 
     def _write(self, line: LogLine, body: str, copies: Copies | None) -> None:
         who = " ".join(map(str, members(copies))) if copies else ""
-        label = f"[{who}{' more' if copies.is_late else ''}] " if copies else f"{line.rank} "
+        label = f"[{who}{' more' if copies.shown_before else ''}] " if copies else f"{line.rank} "
         self.written.append(label + body)
 
     def feed(self, rank: int | None, text: str, *, ms: int = 0, stream: str = "o") -> None:
