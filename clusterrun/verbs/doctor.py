@@ -108,9 +108,6 @@ class Subject:
             raise UnknownError(answer if is_asked else "no sbatch here")
 
 
-Probe = Callable[[Subject], Finding]
-
-
 def subject_of(resolved: Resolved) -> Subject:
     """Prepare a job as `render` does; without a script it is another one. Raises UsageError."""
     spec = resolved.spec
@@ -202,7 +199,7 @@ def _submit(job: Subject) -> Finding:
     return ok("slurm.submit", f"sbatch accepts the job{when}")
 
 
-_OF_JOB: Final[dict[str, Probe]] = {
+_OF_JOB: Final[dict[str, Callable[[Subject], Finding]]] = {
     "config.files": _files,
     "config.job": _job,
     "env.left_over": _left_over,
@@ -222,15 +219,6 @@ _OF_JOB: Final[dict[str, Probe]] = {
 }
 
 
-def looks_of(job: Subject) -> dict[str, Look]:
-    """Return all checks of this machine by id, in the order of their pages."""
-    looks = all_looks(job.needs, job.gpus)
-    if not (answer := job.plan.cluster.scheduler.is_this_machine):
-        looks |= {name: partial(skip, name, str(answer)) for name in ("node.memory", "gpu.count")}
-    looks |= {name: partial(probe, job) for name, probe in _OF_JOB.items()}
-    return {name: looks[name] for name in pages() if name in looks}
-
-
 def places(name: str) -> Iterator[str]:
     """Yield where a check runs, in words."""
     needs = Needs(runs=Path(), gpus=())
@@ -246,12 +234,17 @@ def places(name: str) -> Iterator[str]:
 
 
 def chosen(job: Subject, only: Sequence[str], without: Sequence[str]) -> dict[str, Look]:
-    """Return the checks whose id begins with one of `only`, and with none of `without`."""
+    """Return the checks of this machine that are chosen, by id, in the order of their pages."""
     for prefix in (*only, *without):
         if not any(name.startswith(prefix) for name in pages()):
             hint = "list them with: clusterrun explain all"
             raise UsageError(f"no check begins with '{prefix}'", hint=hint)
-    return {name: each for name, each in looks_of(job).items() if is_chosen(name, only, without)}
+    looks = all_looks(job.needs, job.gpus)
+    if not (answer := job.plan.cluster.scheduler.is_this_machine):
+        looks |= {name: partial(skip, name, str(answer)) for name in ("node.memory", "gpu.count")}
+    looks |= {name: partial(probe, job) for name, probe in _OF_JOB.items()}
+    names = (name for name in pages() if is_chosen(name, only, without))
+    return {name: looks[name] for name in names if name in looks}
 
 
 def is_chosen(name: str, only: Sequence[str], without: Sequence[str]) -> bool:

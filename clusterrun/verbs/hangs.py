@@ -83,7 +83,13 @@ def _hang(
     nodes, places = _nodes(paths, attempt), tuple(from_data(stacks))
     waiting = [place.rank for place in places if place.is_waiting and not place.state]
     recordings = Recordings(len(nodes), waiting)
-    _read(dumps, recordings, only)
+    for path in dumps:  # one by one: all of them would not fit in memory
+        # A dump has 50,000 small objects and no cycle.
+        with no_collection(), suppress(OSError, tarfile.TarError), tarfile.open(path) as archive:
+            for member in archive:
+                found, file = _RANK.search(member.name), archive.extractfile(member)
+                if found and file and (only is None or int(found[1]) in only):
+                    recordings.add(int(found[1]), file.read())
     return Hang(stuck=recordings.stuck(), places=places, nodes=nodes, dumped=len(recordings.ranks))
 
 
@@ -143,17 +149,6 @@ def _ask(directory: Path, *, with_dumps: bool) -> Mapping[str, Any]:
 
 def _nodes(paths: RunPaths, attempt: int) -> dict[int, str]:
     return {rank: node for node, found in ranks_by_node(paths, attempt).items() for rank in found}
-
-
-def _read(paths: Iterable[Path], recordings: Recordings, only: set[int] | None) -> None:
-    """Read dumps one by one: all of them would not fit in memory."""
-    for path in paths:
-        # A dump has 50,000 small objects and no cycle.
-        with no_collection(), suppress(OSError, tarfile.TarError), tarfile.open(path) as archive:
-            for member in archive:
-                found, file = _RANK.search(member.name), archive.extractfile(member)
-                if found and file and (only is None or int(found[1]) in only):
-                    recordings.add(int(found[1]), file.read())
 
 
 def groups(hang: Hang) -> list[Group]:
