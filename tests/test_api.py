@@ -15,7 +15,7 @@ import submitit
 
 import clusterrun
 from clusterrun import ClusterrunError, JobSpec
-from clusterrun.config.spec import Cluster
+from clusterrun.config.choices import Cluster
 from clusterrun.errors import JobNotFoundError, SubmissionError, UsageError
 from clusterrun.rundir import record
 from clusterrun.shared.state import JobState

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from clusterrun.config.choices import Strategy
 from clusterrun.config.fields import Kind
-from clusterrun.config.spec import FIELDS, JobSpec, Strategy
+from clusterrun.config.spec import FIELDS, JobSpec
 from clusterrun.errors import UsageError
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from clusterrun.config.spec import Cluster
+from clusterrun.config.choices import Cluster
 from clusterrun.logformat.symptoms import Classifier
 from clusterrun.rundir import record as records
 from clusterrun.rundir.paths import RunPaths, RunsDir

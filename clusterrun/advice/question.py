@@ -15,10 +15,10 @@ from typing import Any, Final
 from clusterrun.advice.counted import counted
 from clusterrun.advice.measured import stored_scaling
 from clusterrun.backends.machine_facts import choose_cluster, usable_cpus
-from clusterrun.config.choices import LrRule, Optimizer
+from clusterrun.config.choices import Cluster, Device, LrRule, MixedPrecision, Optimizer, Strategy
 from clusterrun.config.parallel import Parallel
 from clusterrun.config.settings import Resolved
-from clusterrun.config.spec import Cluster, Device, JobSpec, MixedPrecision, Strategy
+from clusterrun.config.spec import JobSpec
 from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.estimates import gpus, models, parts, speed
 from clusterrun.estimates.estimate import KEEP, Question, estimate, mistake

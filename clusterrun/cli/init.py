@@ -14,9 +14,9 @@ import click
 from clusterrun.backends.machine_facts import choose_cluster, find_gpus, visible_gpus
 from clusterrun.backends.slurm.site import associations, kinds, node_groups
 from clusterrun.cli.shared import complete, output
+from clusterrun.config.choices import Cluster
 from clusterrun.config.files import PROJECT_FILE
 from clusterrun.config.settings import yaml_text
-from clusterrun.config.spec import Cluster
 from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.rundir.record import current_user
 from clusterrun.shared import files

@@ -18,8 +18,8 @@ from clusterrun.cli.shared import output, submission
 from clusterrun.cli.shared.help import under
 from clusterrun.cli.shared.job_text import failure_text
 from clusterrun.cli.shared.options import JobOptions, ScriptCommand, job_options, yes_option
+from clusterrun.config.choices import Device, OnInterrupt, Strategy
 from clusterrun.config.load import Given
-from clusterrun.config.spec import Device, OnInterrupt, Strategy
 from clusterrun.errors import ClusterrunError, Exit, UsageError
 from clusterrun.estimates.speed import Point, Scaling
 from clusterrun.launch.make import job_name

@@ -23,8 +23,8 @@ from clusterrun.cli.shared.options import (
     submission_option,
 )
 from clusterrun.cli.shared.submission import answer_and_wait
+from clusterrun.config.choices import Device
 from clusterrun.config.load import Given
-from clusterrun.config.spec import Device
 from clusterrun.errors import (
     ClusterrunError,
     Exit,

@@ -30,24 +30,6 @@ from clusterrun.config.choices import (
 )
 from clusterrun.config.fields import Field, Kind, check_type, check_value
 
-__all__ = [
-    "FIELDS",
-    "Cluster",
-    "Device",
-    "GpuRequest",
-    "JobSpec",
-    "Launcher",
-    "LrRule",
-    "MixedPrecision",
-    "Network",
-    "OnInterrupt",
-    "Optimizer",
-    "Preflight",
-    "Stage",
-    "Starter",
-    "Strategy",
-]
-
 # Each group of the help and its settings:
 # key [= field of JobSpec] | kind [METAVAR] | options | common: in the short help | meaning
 # Options in parentheses were removed: the error names the --set that replaces them.

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from clusterrun.config.choices import LrRule
-from clusterrun.config.spec import Network
+from clusterrun.config.choices import LrRule, Network
 from clusterrun.estimates import (
     activations,
     memory,

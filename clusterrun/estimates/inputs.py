@@ -6,9 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from clusterrun.config.choices import Optimizer
+from clusterrun.config.choices import Optimizer, Strategy
 from clusterrun.config.parallel import Parallel
-from clusterrun.config.spec import Strategy
 
 GIB = 1 << 30
 FITS_BELOW = 0.80  # of the capacity; above it a training fits tightly

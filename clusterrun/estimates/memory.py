@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from clusterrun.config.choices import Optimizer
-from clusterrun.config.spec import Strategy
+from clusterrun.config.choices import Optimizer, Strategy
 from clusterrun.estimates import activations
 from clusterrun.estimates.inputs import GIB, Setup, Term, term, total
 from clusterrun.estimates.parts import part_of_gpu

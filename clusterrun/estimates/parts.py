@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from clusterrun.config.spec import Device
+from clusterrun.config.choices import Device
 from clusterrun.errors import UsageError
 from clusterrun.estimates.inputs import Model, Setup
 from clusterrun.launch.parallel import check_sizes

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from clusterrun.config.spec import MixedPrecision
+from clusterrun.config.choices import MixedPrecision
 from clusterrun.estimates.inputs import GIB
 from clusterrun.shared.wording import count
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Final
 
-from clusterrun.config.spec import Strategy
+from clusterrun.config.choices import Strategy
 from clusterrun.errors import UsageError
 from clusterrun.estimates import gpus, parts
 from clusterrun.estimates.estimate import (

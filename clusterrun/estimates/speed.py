@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from clusterrun.config.spec import Network
+from clusterrun.config.choices import Network
 from clusterrun.errors import UsageError
 from clusterrun.estimates.gpus import Gpu
 from clusterrun.estimates.inputs import Model, Setup

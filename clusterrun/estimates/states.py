@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clusterrun.config.spec import Strategy
+from clusterrun.config.choices import Strategy
 from clusterrun.errors import UsageError
 from clusterrun.estimates.inputs import Model, Setup, Term, term
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from clusterrun.backends.environment import working_directory
 from clusterrun.backends.evidence import bad_nodes
+from clusterrun.config.choices import Strategy
 from clusterrun.config.load import Given, load_again
 from clusterrun.config.parallel import FIELDS
 from clusterrun.config.settings import Resolved
-from clusterrun.config.spec import Strategy
 from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.launch.plan import Plan
 from clusterrun.rundir.record import JobRecord

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from clusterrun.config.choices import Device
 from clusterrun.config.settings import Resolved
-from clusterrun.config.spec import Device
 from clusterrun.launch.plan import Plan
 from clusterrun.linting.rule import Launch, lint
 from clusterrun.shared.finding import Finding

@@ -12,8 +12,8 @@ from typing import Final
 
 from clusterrun.backends.environment import scrubbed
 from clusterrun.backends.slurm import health as slurm
+from clusterrun.config.choices import Cluster, Device
 from clusterrun.config.settings import Resolved
-from clusterrun.config.spec import Cluster, Device
 from clusterrun.errors import ClusterrunError, SchedulerUnreachableError, UsageError, describe
 from clusterrun.health import paths, toolchain
 from clusterrun.health.checks import pages

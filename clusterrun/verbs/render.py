@@ -12,10 +12,11 @@ from clusterrun.backends import interpreters, select
 from clusterrun.backends.environment import scrubbed, working_directory
 from clusterrun.backends.machine_facts import gather_facts
 from clusterrun.backends.script import read_script, syntax_problem
+from clusterrun.config.choices import Cluster, Device, Strategy
 from clusterrun.config.files import PROJECT_FILE, user_and_site
 from clusterrun.config.load import adopt_spec
 from clusterrun.config.settings import BUILT_IN, Resolved
-from clusterrun.config.spec import Cluster, Device, JobSpec, Strategy
+from clusterrun.config.spec import JobSpec
 from clusterrun.errors import ClusterrunError, Exit, UsageError
 from clusterrun.launch.facts import Facts
 from clusterrun.launch.inputs import interpreter_problem, is_certain

@@ -14,9 +14,15 @@ from typing import Any, Final
 from clusterrun.backends import select
 from clusterrun.backends.slurm.outlook import explained
 from clusterrun.backends.status import JobStatus, statuses
-from clusterrun.config.choices import Launcher, MixedPrecision, Preflight, Stage, Strategy
+from clusterrun.config.choices import (
+    Launcher,
+    MixedPrecision,
+    OnInterrupt,
+    Preflight,
+    Stage,
+    Strategy,
+)
 from clusterrun.config.settings import Resolved
-from clusterrun.config.spec import OnInterrupt
 from clusterrun.errors import ClusterrunError
 from clusterrun.health import reports
 from clusterrun.health.compare import merged, to_exclude

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from clusterrun.backends import select
 from clusterrun.backends.base import Backend
-from clusterrun.config.spec import OnInterrupt
+from clusterrun.config.choices import OnInterrupt
 from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.launch.plan import Plan
 from clusterrun.rundir import create

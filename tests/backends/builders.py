@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from clusterrun.config.spec import Device
+from clusterrun.config.choices import Device
 from clusterrun.launch.plan import Plan
 from clusterrun.rendering.bundle import Bundle
 from clusterrun.rundir import create

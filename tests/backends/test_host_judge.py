@@ -10,7 +10,7 @@ import pytest
 from clusterrun.backends.hosts.courier import can_connect, listen
 from clusterrun.backends.hosts.judge import busy, closed_port, error_of, gpus_to_lock, judged
 from clusterrun.backends.hosts.locks import Holder, gpu_lock, job_lock
-from clusterrun.config.spec import Cluster, Device
+from clusterrun.config.choices import Cluster, Device
 from clusterrun.errors import Exit
 from clusterrun.launch.plan import Plan
 from clusterrun.shared.finding import Finding, Severity

@@ -11,8 +11,9 @@ import pytest
 from clusterrun.backends.hosts import backend
 from clusterrun.backends.hosts.backend import HostsBackend
 from clusterrun.backends.select import submit_or_remove
+from clusterrun.config.choices import Cluster, Device
 from clusterrun.config.hosts import HostList
-from clusterrun.config.spec import Cluster, Device, JobSpec
+from clusterrun.config.spec import JobSpec
 from clusterrun.errors import ClusterrunError
 from clusterrun.launch.make import make_plan
 from clusterrun.rundir.paths import RunPaths, RunsDir

@@ -14,8 +14,9 @@ from clusterrun.backends.hosts import host
 from clusterrun.backends.hosts.crew import Link
 from clusterrun.backends.hosts.host import HostsHost
 from clusterrun.backends.local import process
+from clusterrun.config.choices import Cluster, Device
 from clusterrun.config.hosts import HostList
-from clusterrun.config.spec import Cluster, Device, JobSpec
+from clusterrun.config.spec import JobSpec
 from clusterrun.errors import ClusterrunError
 from clusterrun.launch.make import make_plan
 from clusterrun.rundir.paths import RunPaths

@@ -22,7 +22,7 @@ from clusterrun.backends.local.backend import LocalBackend
 from clusterrun.backends.local.controller import LocalStep
 from clusterrun.backends.local.job_ids import take_job_id
 from clusterrun.backends.select import submit_or_remove
-from clusterrun.config.spec import Device
+from clusterrun.config.choices import Device
 from clusterrun.errors import ClusterrunError, SubmissionError
 from clusterrun.rundir import record
 from clusterrun.rundir.known_roots import remember_root, state_dir

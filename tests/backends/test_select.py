@@ -10,7 +10,7 @@ import pytest
 from clusterrun.backends import select
 from clusterrun.backends.local.backend import LocalBackend
 from clusterrun.backends.slurm.backend import SlurmBackend
-from clusterrun.config.spec import Cluster
+from clusterrun.config.choices import Cluster
 from clusterrun.errors import UsageError
 from clusterrun.rundir import record
 from clusterrun.rundir.paths import RunsDir

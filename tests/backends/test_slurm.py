@@ -14,7 +14,7 @@ from clusterrun.backends.base import PerhapsSubmittedError, Submission
 from clusterrun.backends.select import submit_or_remove
 from clusterrun.backends.slurm import backend as slurm
 from clusterrun.backends.slurm.backend import SlurmBackend
-from clusterrun.config.spec import Cluster
+from clusterrun.config.choices import Cluster
 from clusterrun.errors import (
     ClusterrunError,
     JobNotFoundError,

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from clusterrun.backends.slurm import stage
-from clusterrun.config.spec import Stage
+from clusterrun.config.choices import Stage
 from clusterrun.errors import ClusterrunError
 from clusterrun.rundir.paths import RunPaths
 from tests.launch.samples import on_slurm

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from clusterrun.backends.hosts import starters
+from clusterrun.config.choices import Cluster, Device, Starter
 from clusterrun.config.hosts import HostList
-from clusterrun.config.spec import Cluster, Device, JobSpec, Starter
+from clusterrun.config.spec import JobSpec
 from clusterrun.launch.make import make_plan
 from clusterrun.launch.plan import Plan
 from clusterrun.shared import shell

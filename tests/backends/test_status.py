@@ -17,7 +17,7 @@ from clusterrun.backends.base import SchedulerJob
 from clusterrun.backends.evidence import UNHEARD, read_evidence
 from clusterrun.backends.slurm.reasons import REASONS, explain
 from clusterrun.backends.status import JobStatus, statuses
-from clusterrun.config.spec import Cluster
+from clusterrun.config.choices import Cluster
 from clusterrun.errors import SchedulerUnreachableError
 from clusterrun.rundir import create, record
 from clusterrun.rundir.events import FIRST_BYTES, LAST_BYTES

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from clusterrun.backends import cache
-from clusterrun.config.spec import Cluster
+from clusterrun.config.choices import Cluster
 from clusterrun.launch.plan import Directive
 from clusterrun.rundir import record
 from clusterrun.rundir.paths import RunPaths, RunsDir

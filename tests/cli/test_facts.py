@@ -15,7 +15,8 @@ import pytest
 from clusterrun.backends import machine_facts
 from clusterrun.backends.environment import working_directory
 from clusterrun.backends.machine_facts import gather_facts, visible_gpus
-from clusterrun.config.spec import Cluster, JobSpec
+from clusterrun.config.choices import Cluster
+from clusterrun.config.spec import JobSpec
 from clusterrun.errors import ClusterrunError, UsageError
 from tests.health.stand_in import stand_in
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from clusterrun.config.choices import Strategy
 from clusterrun.config.load import Given, adopt_spec, load_run_dir
-from clusterrun.config.spec import FIELDS, JobSpec, Strategy
+from clusterrun.config.spec import FIELDS, JobSpec
 from clusterrun.errors import ConfigError, UsageError
 from tests.config.conftest import Workplace
 

@@ -12,13 +12,14 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clusterrun.config.choices import MixedPrecision, Strategy
 from clusterrun.config.document import ConfigFile, parse_document
 from clusterrun.config.fields import Kind
 from clusterrun.config.files import FoundFiles
 from clusterrun.config.load import Given, resolve
 from clusterrun.config.secrets import is_secret
 from clusterrun.config.settings import Anchor, Resolved, yaml_text
-from clusterrun.config.spec import FIELDS, JobSpec, MixedPrecision, Strategy
+from clusterrun.config.spec import FIELDS, JobSpec
 from tests.config.conftest import Workplace
 
 Load = Callable[[str], Resolved]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from clusterrun.advice import count
-from clusterrun.config.spec import Strategy
+from clusterrun.config.choices import Strategy
 from clusterrun.estimates import activations, memory
 from clusterrun.estimates.activations import Arithmetic, saved_bytes
 from clusterrun.estimates.inputs import GIB, Model, Setup, total

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from clusterrun.config.spec import Strategy
+from clusterrun.config.choices import Strategy
 from clusterrun.estimates import memory
 from clusterrun.estimates.inputs import GIB, Model, Setup, total
 from clusterrun.estimates.models import BUILT_IN

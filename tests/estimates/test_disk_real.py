@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from clusterrun.config.spec import Strategy
+from clusterrun.config.choices import Strategy
 from clusterrun.estimates.inputs import Model, Setup, total
 from clusterrun.estimates.memory import checkpoint_terms
 from tests.examples.worlds import SCRIPT, command

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clusterrun.config.spec import Strategy
+from clusterrun.config.choices import Strategy
 from clusterrun.estimates import gpus
 from clusterrun.estimates.estimate import Need, Question, estimate
 from clusterrun.estimates.inputs import GIB, Fit, Setup, term

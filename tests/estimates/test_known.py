@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from clusterrun.config.spec import Strategy
+from clusterrun.config.choices import Strategy
 from clusterrun.estimates import gpus
 from clusterrun.estimates.estimate import Question, gpu_need, step_duration
 from clusterrun.estimates.inputs import GIB, Model, Setup

@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterrun.advice import count
-from clusterrun.config.choices import Optimizer
-from clusterrun.config.spec import Strategy
+from clusterrun.config.choices import Optimizer, Strategy
 from clusterrun.errors import UsageError
 from clusterrun.estimates import memory
 from clusterrun.estimates.inputs import Model, Setup, Term, total

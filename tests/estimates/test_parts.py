@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clusterrun.config.choices import Strategy
 from clusterrun.config.parallel import Parallel
-from clusterrun.config.spec import Strategy
 from clusterrun.estimates import activations, memory, parts
 from clusterrun.estimates.gpus import find
 from clusterrun.estimates.inputs import Model, Setup

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from clusterrun.config.spec import Strategy
+from clusterrun.config.choices import Strategy
 from clusterrun.estimates import gpus
 from clusterrun.estimates.estimate import Question, estimate, gpu_need, step_duration
 from clusterrun.estimates.inputs import GIB, Fit, Setup

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterrun.config.spec import Network, Strategy
+from clusterrun.config.choices import Network, Strategy
 from clusterrun.errors import UsageError
 from clusterrun.estimates.estimate import Question, estimate, measured_speedup, usual_speedup
 from clusterrun.estimates.gpus import ALL, Gpu, find

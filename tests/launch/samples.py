@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from clusterrun.config.spec import Cluster, JobSpec
+from clusterrun.config.choices import Cluster
+from clusterrun.config.spec import JobSpec
 from clusterrun.launch.facts import Facts, Interpreter
 from clusterrun.launch.make import make_plan
 from clusterrun.launch.plan import Plan

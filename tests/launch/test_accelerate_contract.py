@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from clusterrun.config.spec import Device, MixedPrecision, Strategy
+from clusterrun.config.choices import Device, MixedPrecision, Strategy
 from clusterrun.launch.accelerate_argv import NodeLaunch, launch_argv
 from clusterrun.launch.plan import Plan, Precision
 from clusterrun.rendering.bundle import render_bundle

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from clusterrun.config.spec import Device, Network, Strategy
+from clusterrun.config.choices import Device, Network, Strategy
 from clusterrun.errors import UsageError
 from tests.launch.samples import here, on_slurm, slurm_facts, variables
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from clusterrun.config.choices import Cluster, Device, Starter
 from clusterrun.config.hosts import HostList, parse_hostfile, split_hosts
-from clusterrun.config.spec import Cluster, Device, JobSpec, Starter
+from clusterrun.config.spec import JobSpec
 from clusterrun.errors import UsageError
 from clusterrun.launch.facts import Facts
 from clusterrun.launch.hosts import (

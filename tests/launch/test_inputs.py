@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from clusterrun.backends.machine_facts import gather_facts
-from clusterrun.config.spec import Cluster, JobSpec, Strategy
+from clusterrun.config.choices import Cluster, Strategy
+from clusterrun.config.spec import JobSpec
 from clusterrun.errors import UsageError
 from clusterrun.launch import inputs
 from clusterrun.launch.facts import Interpreter

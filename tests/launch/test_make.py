@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import clusterrun.launch
 import clusterrun.rendering
-from clusterrun.config.spec import Device, MixedPrecision, Strategy
+from clusterrun.config.choices import Device, MixedPrecision, Strategy
 from clusterrun.errors import UsageError
 from clusterrun.launch.accelerate_argv import NodeLaunch, launch_argv
 from clusterrun.launch.plan import Plan, Precision

@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterrun.config.spec import Device, GpuRequest, MixedPrecision, Strategy
+from clusterrun.config.choices import Device, GpuRequest, MixedPrecision, Strategy
 from clusterrun.errors import ConfigError, UsageError
 from clusterrun.launch.plan import Plan, Precision
 from tests.launch.samples import here, lines, local_facts, on_slurm, slurm_facts, variables

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
+from clusterrun.config.choices import Strategy
 from clusterrun.config.parallel import FIELDS, Parallel
-from clusterrun.config.spec import Strategy
 from clusterrun.errors import ConfigError, UsageError
 from clusterrun.launch.plan import Plan
 from clusterrun.rendering.bundle import render_bundle

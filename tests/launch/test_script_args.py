@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clusterrun.config.spec import Device, Strategy
+from clusterrun.config.choices import Device, Strategy
 from clusterrun.errors import ConfigError, UsageError
 from clusterrun.launch.plan import Plan, Precision
 from clusterrun.launch.script_args import named_json

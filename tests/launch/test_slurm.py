@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clusterrun.config.spec import GpuRequest, OnInterrupt, Stage
+from clusterrun.config.choices import GpuRequest, OnInterrupt, Stage
 from clusterrun.errors import UsageError
 from clusterrun.launch.plan import Plan
 from clusterrun.rendering.bundle import render_bundle

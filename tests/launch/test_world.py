@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from clusterrun.config.spec import Device, GpuRequest
+from clusterrun.config.choices import Device, GpuRequest
 from clusterrun.errors import UsageError
 from clusterrun.launch.facts import Facts
 from tests.launch.samples import here, local_facts, on_slurm

@@ -19,7 +19,7 @@ import pytest
 
 from clusterrun.backends.local import process
 from clusterrun.cli.main import main
-from clusterrun.config.spec import Cluster
+from clusterrun.config.choices import Cluster
 from clusterrun.rundir import record as records
 from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.rundir.record import JobRecord

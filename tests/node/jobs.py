@@ -15,7 +15,8 @@ from typing import Any
 
 import psutil
 
-from clusterrun.config.spec import Cluster, Device, JobSpec
+from clusterrun.config.choices import Cluster, Device
+from clusterrun.config.spec import JobSpec
 from clusterrun.launch.facts import Facts, Interpreter
 from clusterrun.launch.make import make_plan
 from clusterrun.launch.plan import Plan

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from clusterrun.config.spec import Device, Launcher, MixedPrecision, Preflight
+from clusterrun.config.choices import Device, Launcher, MixedPrecision, Preflight
 from clusterrun.errors import NodeExit
 from clusterrun.rundir.usage import read_latest
 from tests.health.stand_in import stand_in

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from clusterrun.config.spec import Cluster
+from clusterrun.config.choices import Cluster
 from clusterrun.launch.plan import Plan
 from clusterrun.node.recovery.conclude import conclude, past
 from clusterrun.node.recovery.rules import Decision

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun.config.spec import Device, Strategy
+from clusterrun.config.choices import Device, Strategy
 from clusterrun.launch.plan import Plan
 from clusterrun.node.agent import environment as module
 from clusterrun.node.agent.environment import rank_environment

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from clusterrun.config.spec import Launcher
+from clusterrun.config.choices import Launcher
 from clusterrun.errors import NodeExit
 from clusterrun.node.forge import project, ranks
 from clusterrun.node.forge.preload import Closed

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from clusterrun.config.spec import Cluster
+from clusterrun.config.choices import Cluster
 from clusterrun.errors import NodeExit
 from clusterrun.node.base.causes import Ending, lost_node
 from clusterrun.node.base.identity import Attempt

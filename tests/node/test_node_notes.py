@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from clusterrun.config.spec import Device
+from clusterrun.config.choices import Device
 from clusterrun.health.cgroup import MemoryGroup
 from clusterrun.logformat.notes import Memory, Note, NoteSource
 from clusterrun.node.base.causes import Cause, Ending, Failure, cancelled, lost_node

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from clusterrun.config.spec import Device, Preflight
+from clusterrun.config.choices import Device, Preflight
 from clusterrun.health.examine import Look
 from clusterrun.health.gpu_answer import ANSWER_S
 from clusterrun.node.base.report import Report

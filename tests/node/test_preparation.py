@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from clusterrun.config.spec import Device, MixedPrecision, Strategy
+from clusterrun.config.choices import Device, MixedPrecision, Strategy
 from clusterrun.health.gpu_answer import GpuAnswer
 from clusterrun.node.agent import preparation
 from clusterrun.node.agent.preparation import (

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterrun.config.spec import OnInterrupt
+from clusterrun.config.choices import OnInterrupt
 from clusterrun.errors import NodeExit
 from clusterrun.launch.plan import Plan
 from clusterrun.node.recovery.rules import (

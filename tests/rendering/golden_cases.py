@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from clusterrun import __version__
-from clusterrun.config.spec import Device, GpuRequest, MixedPrecision, Network, Strategy
+from clusterrun.config.choices import Device, GpuRequest, MixedPrecision, Network, Strategy
 from clusterrun.launch.plan import Plan
 from clusterrun.rendering.bundle import Bundle, render_bundle
 from tests.launch.samples import on_slurm, slurm_facts

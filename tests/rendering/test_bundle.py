@@ -10,8 +10,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from clusterrun.config.choices import Strategy
 from clusterrun.config.load import adopt_spec
-from clusterrun.config.spec import JobSpec, Strategy
+from clusterrun.config.spec import JobSpec
 from clusterrun.errors import ConfigError, UsageError
 from clusterrun.launch.accelerate_argv import shown_command
 from clusterrun.launch.make import make_plan

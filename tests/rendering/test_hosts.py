@@ -10,8 +10,9 @@ from typing import Any
 
 import yaml
 
+from clusterrun.config.choices import Cluster
 from clusterrun.config.hosts import HostList
-from clusterrun.config.spec import Cluster, JobSpec
+from clusterrun.config.spec import JobSpec
 from clusterrun.launch.make import make_plan
 from clusterrun.launch.plan import Plan
 from clusterrun.rendering.bundle import render_bundle

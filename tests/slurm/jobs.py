@@ -12,7 +12,7 @@ import pytest
 from clusterrun.backends.base import SchedulerJob
 from clusterrun.backends.select import submit_or_remove
 from clusterrun.backends.slurm.backend import SlurmBackend
-from clusterrun.config.spec import Cluster as Place
+from clusterrun.config.choices import Cluster as Place
 from clusterrun.rundir import record
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.state import JobState
