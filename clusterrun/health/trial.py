@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from clusterrun.config.choices import Device
 from clusterrun.health import reports
-from clusterrun.health.examine import examine
+from clusterrun.health.examine import examine, side_by_side
 from clusterrun.health.facts import facts
 from clusterrun.health.gpu_answer import LONG_S, gpu_facts
 from clusterrun.health.node import Needs, all_looks
@@ -93,7 +93,7 @@ def _measure(root: Path, plan: Plan, rank: int, mine: Mapping[str, Any]) -> dict
     known = {int(each): found for each, found in json.loads(store.get("ready")).items()}
     if rank not in known:
         raise RuntimeError("this rank was late")
-    fit = [each for each, found in known.items() if "error" not in _product(found)]
+    fit = [n for n, found in known.items() if "error" not in next(iter(found["computed"].values()))]
     device = next(iter(mine["computed"]))
     reduced = _reduced(store, device, fit.index(rank), len(fit)) if rank in fit else {}
     store.set(f"done/{rank}", "")
@@ -119,21 +119,10 @@ def _gathered(store: Any, plan: Plan) -> dict[int, dict[str, Any]]:
 def _reduced(store: Any, device: str, place: int, world: int) -> dict[str, Any]:
     from torch.distributed import PrefixStore
 
-    group, found = PrefixStore("group", store), dict[str, Any]()
-
-    def reduce() -> None:
-        found.update(all_reduced(device, group, place, world))
-
+    reduce = partial(all_reduced, device, PrefixStore("group", store), place, world)
     # A rank that is in the group may wait for others that are not, without a time limit.
-    reducing = threading.Thread(target=reduce, daemon=True)
-    reducing.start()
-    reducing.join(REDUCE_S)
-    return dict(found) or {"reduce_error": f"no answer within {REDUCE_S:g} s"}
-
-
-def _product(found: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the result of a rank's matrix products."""
-    return next(iter((found["computed"] or {}).values()), {})
+    found = side_by_side({"reduced": reduce}, REDUCE_S)
+    return found.get("reduced") or {"reduce_error": f"no answer within {REDUCE_S:g} s"}
 
 
 # What may hang
