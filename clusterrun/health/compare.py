@@ -104,9 +104,8 @@ def values_text(holders: Mapping[str, Sequence[str]]) -> str:
     if len(rare) > _MOST_VALUES:
         hidden = sum(len(nodes) for _, nodes in rare[:-_MOST_VALUES])
         parts.append(f"{hidden} have {len(rare) - _MOST_VALUES} other values")
-    if len(most) == 1:
-        return ", ".join([*parts, f"{most[0]} has {common}"])
-    return ", ".join([*parts, f"the other {len(most)} have {common}"])
+    last = f"{most[0]} has" if len(most) == 1 else f"the other {len(most)} have"
+    return ", ".join([*parts, f"{last} {common}"])
 
 
 def findings(checks: Mapping[str, Sequence[Finding]]) -> list[Finding]:
@@ -175,7 +174,5 @@ def to_exclude(checks: Mapping[str, Sequence[Finding]]) -> str:
         for each in found
         if each.severity is Severity.FAIL
     }
-    everywhere = {
-        name for name, nodes in Counter(name for _, name in failed).items() if nodes == len(checks)
-    }
-    return fold_hosts(node for node, name in failed if name not in everywhere)
+    times = Counter(name for _, name in failed)
+    return fold_hosts(node for node, name in failed if times[name] < len(checks))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -34,13 +33,10 @@ def examine(
     a check is raised.
     """
     answers: dict[str, Finding | Exception] = {}
-    domains = [
-        list(group)
-        for _, group in itertools.groupby(
-            looks, key=lambda name: name if name in alone else name.split(".")[0]
-        )
-    ]
-    parts = {names[0]: partial(_answer, looks, names, answers) for names in domains}
+    domains: dict[str, list[str]] = {}
+    for name in looks:
+        domains.setdefault(name if name in alone else name.split(".")[0], []).append(name)
+    parts = {domain: partial(_answer, looks, names, answers) for domain, names in domains.items()}
     side_by_side(parts, deadline_s)
     reason = f"no answer within {deadline_s:g} s"
     found = [answers.get(name) or late.get(name) or skip(name, reason) for name in looks]

@@ -43,7 +43,7 @@ def facts(gpus: Mapping[str, str] | None = None) -> dict[str, str]:
         **{f"system.{name}": value for name, value in _system()},
         **{f"hardware.{name}": value for name, value in _hardware()},
         **{f"limits.{x}": machine.number(resource.getrlimit(y)[0]) for x, y in _LIMITS.items()},
-        **{f"network.{name}": value for name, value in (*_interfaces(), *_infiniband())},
+        **{f"network.{name}": value for name, value in _network()},
         **{f"gpu.{name}": value for name, value in (gpus or {}).items()},
     }
     return {name: value for name, value in found.items() if value}
@@ -71,7 +71,9 @@ def _system() -> Iterator[tuple[str, str]]:
 
 
 def _hardware() -> Iterator[tuple[str, str]]:
-    yield "CPU", _cpu()
+    with contextlib.suppress(OSError), CPU.open(errors="replace") as file:
+        name = re.search(r"^(?:model name|cpu)\s*:\s*(.*)$", file.read(_START), re.MULTILINE)
+        yield "CPU", name[1] if name else platform.machine()
     yield "usable CPUs", str(len(os.sched_getaffinity(0)))
     yield "memory", machine.gib(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     with contextlib.suppress(OSError):
@@ -79,23 +81,11 @@ def _hardware() -> Iterator[tuple[str, str]]:
         yield str(machine.SHM), machine.gib(found.f_blocks * found.f_frsize)
 
 
-def _cpu() -> str:
-    try:
-        with CPU.open(errors="replace") as file:
-            name = re.search(r"^(?:model name|cpu)\s*:\s*(.*)$", file.read(_START), re.MULTILINE)
-    except OSError:
-        return ""
-    return name[1] if name else platform.machine()
-
-
-def _interfaces() -> Iterator[tuple[str, str]]:
+def _network() -> Iterator[tuple[str, str]]:
     for name, found in sorted(psutil.net_if_stats().items()):
         if not _INNER.match(name):
             speed = f"{found.speed} Mb/s, " if found.speed else ""
             yield name, f"{'up' if found.isup else 'down'}, {speed}MTU {found.mtu}"
-
-
-def _infiniband() -> Iterator[tuple[str, str]]:
     for name, state in machine.infiniband().items():
         device, _, port = name.partition("/")
         place = machine.INFINIBAND / device
