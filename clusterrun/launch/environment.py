@@ -139,7 +139,6 @@ def check_variables(spec: JobSpec) -> None:
     for variables in (spec.network_env, spec.env):
         for name, value in variables.items():
             _refuse_owned(name)
-            _refuse_read_only(name)
             _refuse_harmful(name, value)
     for name in spec.pass_env:
         _refuse_owned(name)
@@ -160,12 +159,9 @@ def _refuse_owned(name: str) -> None:
         raise UsageError(f"{name} is set on the node", hint=hint)
 
 
-def _refuse_read_only(name: str) -> None:
+def _refuse_harmful(name: str, value: str) -> None:
     if re.fullmatch("E?UID|PPID|SHELLOPTS|BASHOPTS|BASH_VERSINFO", name):
         raise UsageError(f"bash does not let {name} be set", hint="drop it")
-
-
-def _refuse_harmful(name: str, value: str) -> None:
     if name in ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING") and value == "0":
         raise UsageError(
             f"{name}=0 turns a crash of one rank into a hang of all ranks",

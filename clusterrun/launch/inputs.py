@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from clusterrun.config.choices import Cluster, Strategy
 from clusterrun.config.environments import Tool, read_step
@@ -38,16 +38,9 @@ _NO_PATH: Final = r"[*?\[\]{}$%:,;|<>~\x00-\x1f]"
 _ASSIGNED: Final = r"(?s)(-{1,2}|\+{0,2})([A-Za-z_][\w.-]*)=(.*)\Z"
 
 
-class Input(NamedTuple):
-    """A path that an argument of the script seems to read."""
-
-    flag: str
-    path: str
-
-
 def paths_to_look_for(spec: JobSpec) -> list[str]:
     """Return the paths that `Facts.missing` may contain, as written."""
-    return [*_activated(spec.setup).values(), *(named.path for named in inputs(spec.args))]
+    return [*_activated(spec.setup).values(), *(path for _, path in inputs(spec.args))]
 
 
 def check_environments(setup: Sequence[str], facts: Facts) -> None:
@@ -78,24 +71,20 @@ def input_notes(spec: JobSpec, facts: Facts) -> Iterator[str]:
     """Yield a note for each argument whose path is missing here and not local to a node."""
     if runs_in_container(spec):
         return  # the script reads paths of the image and its mounts
-    for named in inputs(spec.args):
-        if named.path in facts.missing and not is_of_one_machine(named.path, facts.cluster):
-            yield f"{named.flag}: {named.path} does not exist here"
+    for flag, path in inputs(spec.args):
+        if path in facts.missing and not is_of_one_machine(path, facts.cluster):
+            yield f"{flag}: {path} does not exist here"
 
 
-def inputs(args: Sequence[str]) -> list[Input]:
-    """Return the paths that a script's arguments seem to read, without those that it writes.
+def inputs(args: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the paths that a script seems to read, with their flags, without what it writes.
 
     >>> inputs(["--config", "a.yaml", "--output", "/out", "--model", "meta-llama/Llama-3.1-8B"])
-    [Input(flag='--config', path='a.yaml')]
+    [('--config', 'a.yaml')]
     """
     pairs = list(_pairs(args))
     written = {value for flag, value in pairs if _is_written(flag)}
-    return [
-        Input(flag=flag, path=value)
-        for flag, value in pairs
-        if value not in written and _is_input(flag, value)
-    ]
+    return [pair for pair in pairs if pair[1] not in written and _is_input(*pair)]
 
 
 def _pairs(args: Sequence[str]) -> Iterator[tuple[str, str]]:

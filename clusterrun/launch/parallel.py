@@ -47,7 +47,7 @@ def check_sizes(asked: Parallel, strategy: Strategy, world: World) -> None:
             has = strategy.is_deepspeed and strategy.stage > 1
         if size > 1 and not has:
             raise UsageError(
-                f"{_option(field)} {size} does not work with --strategy {strategy.value}",
+                f"launch.{field} {size} does not work with --strategy {strategy.value}",
                 hint=_INSTEAD[name],
             )
     if world.size % asked.model:
@@ -119,7 +119,7 @@ def _sizes_of_yaml(spec: JobSpec, own: OwnFiles) -> Parallel:
     for key, name in SIZES.items():
         if getattr(spec, FIELDS[name]):
             raise UsageError(
-                f"{_option(FIELDS[name])} cannot be combined with {spec.accelerate_config}",
+                f"launch.{FIELDS[name]} cannot be combined with {spec.accelerate_config}",
                 hint=f"write it there under parallelism_config, as {_key(key)}",
             )
     given = own.accelerate.get("parallelism_config") or {}
@@ -137,11 +137,7 @@ def _key(name: str) -> str:
     return f"parallelism_config_{name}_size"
 
 
-def _option(field: str) -> str:
-    return f"launch.{field}"
-
-
 def _named(sizes: Parallel, *names: str) -> str:
     """Return the options of sizes that were asked for, as a product."""
-    found = ((_option(FIELDS[name]), getattr(sizes, name)) for name in names)
+    found = ((f"launch.{FIELDS[name]}", getattr(sizes, name)) for name in names)
     return " x ".join(f"{option} {size}" for option, size in found if size > 1)

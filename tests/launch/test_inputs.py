@@ -54,7 +54,7 @@ from tests.launch.samples import here, local_facts, on_slurm, slurm_facts
 )  # fmt: skip
 def test_arguments_that_look_like_inputs_are_looked_for(arguments: str, found: str) -> None:
     named = inputs.inputs(shlex.split(arguments))
-    assert ", ".join(f"{each.flag}: {each.path}" for each in named) == found
+    assert ", ".join(f"{flag}: {path}" for flag, path in named) == found
 
 
 def test_a_note_names_what_does_not_exist(tmp_path: Path) -> None:

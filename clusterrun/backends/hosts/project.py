@@ -66,8 +66,7 @@ def check_paths(project: Project, entry: Sequence[str]) -> list[str]:
     """
     notes = []
     root = str(project.root)
-    named = [("the script", entry[0]), *((found.flag, found.path) for found in inputs(entry[1:]))]
-    for what, path in named:
+    for what, path in [("the script", entry[0]), *inputs(entry[1:])]:
         inside = os.path.relpath(os.path.join(root, path), root)
         is_outside = inside.split("/")[0] == ".."
         if not os.path.exists(os.path.join(root, path)):
