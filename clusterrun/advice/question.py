@@ -319,11 +319,10 @@ def _by_numbers(spec: JobSpec) -> Model:
             "no model was named",
             hint="pass --model qwen3-8b, --model path/to/config.json, or --params 8.03e9",
         )
-    return models.from_numbers(
-        params=round(spec.params or 0),
-        active_params=round(spec.active_params or 0),
-        **{name: getattr(spec, name) or 0 for name in _SHAPE},
-    )
+    shape: dict[str, Any] = {name: getattr(spec, name) or 0 for name in _SHAPE}
+    params, active_params = round(spec.params or 0), round(spec.active_params or 0)
+    given = Model(name="", params=params, active_params=active_params, **shape)
+    return models.from_numbers(given)
 
 
 # Resources

@@ -114,13 +114,9 @@ def saved_bytes(setup: Setup) -> float:
     query = (saved.query + norm) * model.query_width
     kv = (saved.kv + norm) * model.key_value_width
     dense = saved.fixed + (query + kv + saved.ffn * model.ffn) / model.hidden
-    return dense + _cross_bytes(setup) + _more_bytes(setup)
-
-
-def _cross_bytes(setup: Setup) -> float:
-    model, saved = setup.model, CROSS[arithmetic(setup)]
-    each = saved.fixed + saved.query * model.query_width / model.hidden
-    return each * model.cross_layers / model.layers
+    cross = CROSS[arithmetic(setup)]
+    each = cross.fixed + cross.query * model.query_width / model.hidden
+    return dense + each * model.cross_layers / model.layers + _more_bytes(setup)
 
 
 def _more_bytes(setup: Setup) -> float:

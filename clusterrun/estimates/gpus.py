@@ -204,17 +204,12 @@ def find(text: str) -> Gpu:
     """
     gpu = _BY_KEY.get(_key(text))
     if gpu is None:
-        raise UsageError(f"GPU '{text}' is not known", hint=_hint(text))
+        keys = difflib.get_close_matches(_key(text), _BY_KEY, n=5)
+        close = list(dict.fromkeys(_BY_KEY[key].name.lower() for key in keys))[:3]
+        names = " or ".join(close) or ", ".join(each.name.lower() for each in ALL)
+        hint = f"use {names}, or pass the card's memory as --gpu-mem"
+        raise UsageError(f"GPU '{text}' is not known", hint=hint)
     return gpu
-
-
-def _hint(text: str) -> str:
-    keys = difflib.get_close_matches(_key(text), _BY_KEY, n=5)
-    close = list(dict.fromkeys(_BY_KEY[key].name.lower() for key in keys))[:3]
-    if close:
-        return f"use {' or '.join(close)}, or pass the card's memory as --gpu-mem"
-    known = ", ".join(gpu.name.lower() for gpu in ALL)
-    return f"use {known}, or pass the card's memory as --gpu-mem"
 
 
 def sized(gpu: Gpu, memory_bytes: int) -> Gpu:

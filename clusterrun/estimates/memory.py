@@ -199,17 +199,14 @@ def checkpoint_terms(setup: Setup) -> tuple[Term, ...]:
     if setup.strategy.is_deepspeed:
         adapters = 1 if setup.lora else 0  # peft's own file of them
         master, each = FP32, (adapters + (setup.strategy.stage < 3)) * setup.number_bytes
-    terms = (
-        _per_parameter("weights", setup, each),
-        _per_parameter("optimizer", setup, master + setup.optimizer.state_bytes),
-        _others(setup),
-    )
-    return tuple(term for term in terms if term.bytes)
+    weights = _per_parameter("weights", setup, each)
+    optimizer = _per_parameter("optimizer", setup, master + setup.optimizer.state_bytes)
+    return _present((weights, optimizer, _others(setup)))
 
 
 def checkpoint_bytes(setup: Setup) -> int:
     """Return the size of one checkpoint in bytes."""
-    return sum(term.bytes for term in checkpoint_terms(setup))
+    return total(checkpoint_terms(setup))
 
 
 def best_terms(setup: Setup, kept: int) -> tuple[Term, ...]:

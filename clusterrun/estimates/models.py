@@ -15,55 +15,33 @@ from clusterrun.shared import assets
 from clusterrun.shared.typed import decoded
 
 
-def from_numbers(
-    *,
-    params: int = 0,
-    active_params: int = 0,
-    hidden: int = 0,
-    layers: int = 0,
-    heads: int = 0,
-    kv_heads: int = 0,
-    ffn: int = 0,
-    vocab: int = 0,
-) -> Model:
-    """Describe a model by its parameters, its shape, or both.
+def from_numbers(given: Model) -> Model:
+    """Complete a model of which the parameters, the shape, or both are given.
 
     Without `params` the whole shape is needed, and counted like Llama (`kv_heads` 0 means `heads`).
-    With both, blocks have gates like Llama if they fit into `params`. `active_params` counts the
-    parameters that a token uses; 0 means all.
+    With both, blocks have gates like Llama if they fit into `params`.
     """
-    if active_params > params:
+    if given.active_params > given.params:
         raise UsageError(
-            f"--active-params {active_params} is more than --params {params}",
+            f"--active-params {given.active_params} is more than --params {given.params}",
             hint="pass all parameters as --params, and those that a token uses as --active-params",
         )
-    numbers = {"hidden": hidden, "layers": layers, "heads": heads, "ffn": ffn, "vocab": vocab}
-    missing = [f"--{key}" for key, value in numbers.items() if not value]
-    if not params and missing:
+    needed = ("hidden", "layers", "heads", "ffn", "vocab")
+    missing = [f"--{name}" for name in needed if not getattr(given, name)]
+    if not given.params and missing:
         raise UsageError(
             f"the size of the model is unknown: {', '.join(missing)} missing",
             hint="add them, or pass --params 8e9",
         )
-    kv_heads = kv_heads or heads
+    hidden, heads, kv_heads = given.hidden, given.heads, given.kv_heads or given.heads
     if heads and (hidden % heads or heads % kv_heads):
         raise UsageError(
             f"--hidden {hidden}, --heads {heads} and --kv-heads {kv_heads} do not fit together",
             hint="choose --heads that divide --hidden, and --kv-heads that divide --heads",
         )
-    shape = Model(
-        name="",
-        params=params,
-        active_params=active_params,
-        hidden=hidden,
-        layers=layers,
-        heads=heads,
-        kv_heads=kv_heads,
-        ffn=ffn,
-        vocab=vocab,
-        source="numbers given" if params else "counted from the shape, like Llama",
-    )
-    is_whole = hidden and layers and heads and ffn
-    return replace(_shaped(shape), active_params=active_params) if is_whole else shape
+    source = "numbers given" if given.params else "counted from the shape, like Llama"
+    shape = replace(given, kv_heads=kv_heads, source=source)
+    return _shaped(shape) if hidden and shape.layers and heads and shape.ffn else shape
 
 
 def _shaped(shape: Model) -> Model:

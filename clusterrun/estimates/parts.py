@@ -76,9 +76,8 @@ def notes(setup: Setup) -> Iterator[str]:
     sizes = setup.parallel
     if sizes.tensor > 1:
         yield (
-            f"P and U are a GPU's part with launch.tensor_parallel "
-            f"{sizes.tensor}: the matrices of the "
-            "blocks are divided, embeddings and norms are whole"
+            f"P and U are a GPU's part with launch.tensor_parallel {sizes.tensor}: the matrices of "
+            "the blocks are divided, embeddings and norms are whole"
         )
     if sizes.model > 1:
         yield (

@@ -64,19 +64,14 @@ def recommend(
             "a recommendation needs the activations, and their sizes are unknown",
             hint="pass --seq-len and a model with its shape, such as --model qwen3-30b-a3b",
         )
-    tried = (
-        _judged(question, setup)
-        for setup in _setups(question, effective)
-        if strategy in (None, setup.strategy)
-    )
-    found: dict[Fit, list[Choice]] = {verdict: [] for verdict in Fit}
-    for choice in tried:
-        found[choice.verdict].append(choice)
-    return [*_fastest_first(found[Fit.FITS]), *_fastest_first(found[Fit.TIGHT])]
+    setups = _setups(question, effective)
+    tried = [_judged(question, x) for x in setups if strategy in (None, x.strategy)]
+    return [*_fastest_first(tried, Fit.FITS), *_fastest_first(tried, Fit.TIGHT)]
 
 
-def _fastest_first(choices: list[Choice]) -> list[Choice]:
+def _fastest_first(tried: list[Choice], verdict: Fit) -> list[Choice]:
     """Sort by time; keep those about as fast as the fastest in the order of simplicity."""
+    choices = [choice for choice in tried if choice.verdict is verdict]
     fastest = AS_FAST * min((choice.step_s for choice in choices), default=0.0)
     return sorted(choices, key=lambda choice: max(choice.step_s, fastest))
 
@@ -165,8 +160,7 @@ def neighbours(question: Question, what: str) -> list[Question]:
             card = replace(question, gpu=gpu, gpu_bytes=memory, step_time_s=None)
             found.append(replace(card, setup=setup))
         return sorted(found, key=lambda each: step.mid_s if (step := step_duration(each)) else 0.0)
-    setups = _neighbours(question.setup, what)
-    asked = (replace(question, setup=setup) for setup in setups)
+    asked = (replace(question, setup=setup) for setup in _neighbours(question.setup, what))
     return [neighbour for neighbour in asked if not mistake(neighbour)]
 
 

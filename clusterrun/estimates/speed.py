@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from clusterrun.config.choices import Network
@@ -50,12 +50,8 @@ class Duration:
         >>> Duration(low_s=1, mid_s=2, high_s=3, basis="mfu").times(1.5).high_s
         4.5
         """
-        return Duration(
-            low_s=self.low_s * factor,
-            mid_s=self.mid_s * factor,
-            high_s=self.high_s * factor,
-            basis=self.basis,
-        )
+        low, mid, high = (seconds * factor for seconds in (self.low_s, self.mid_s, self.high_s))
+        return replace(self, low_s=low, mid_s=mid, high_s=high)
 
 
 @dataclass(frozen=True, kw_only=True)

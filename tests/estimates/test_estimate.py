@@ -10,7 +10,7 @@ import pytest
 from clusterrun.config.choices import Strategy
 from clusterrun.estimates import gpus
 from clusterrun.estimates.estimate import Need, Question, estimate
-from clusterrun.estimates.inputs import GIB, Fit, Setup, term
+from clusterrun.estimates.inputs import GIB, Fit, Model, Setup, term
 from clusterrun.estimates.models import BUILT_IN, from_numbers
 
 H100 = gpus.find("h100-80g")
@@ -60,7 +60,9 @@ def test_a_disk_that_is_too_small_is_told() -> None:
 
 def test_without_shape_activations_are_left_out_and_that_is_said() -> None:
     known = ask()
-    blind = replace(known, setup=replace(known.setup, model=from_numbers(params=8_030_261_248)))
+    blind = replace(
+        known, setup=replace(known.setup, model=from_numbers(Model(name="", params=8_030_261_248)))
+    )
     answer = estimate(blind)
     assert answer.gpu_memory is not None
     assert not any("activations" in term.name for term in answer.gpu_memory.terms)

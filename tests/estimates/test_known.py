@@ -28,7 +28,8 @@ def model_of(case: dict[str, Any]) -> Model:
         return BUILT_IN[named]
     shape = {name: value for name, value in named.items() if name not in ("params", "gated")}
     return replace(
-        from_numbers(params=round(float(named["params"])), **shape), gated=named.get("gated", True)
+        from_numbers(Model(name="", params=round(float(named["params"])), **shape)),
+        gated=named.get("gated", True),
     )
 
 

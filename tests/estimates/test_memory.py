@@ -161,7 +161,7 @@ def test_lora_freezes_the_weights_in_half_precision() -> None:
 
 
 def test_lora_of_a_model_without_shape_says_what_is_missing() -> None:
-    setup = _setup(Strategy.DDP, model=from_numbers(params=10**9), lora=8)
+    setup = _setup(Strategy.DDP, model=from_numbers(Model(name="", params=10**9)), lora=8)
     with pytest.raises(UsageError, match="LoRA's adapters depends on the model's shape"):
         memory.gpu_terms(setup)
 
@@ -187,8 +187,8 @@ def test_a_node_holds_what_is_offloaded_and_what_is_loaded() -> None:
 MODELS = st.sampled_from(
     [
         *(LLAMA, BUILT_IN["gpt2"], BUILT_IN["t5-3b"], BUILT_IN["llama-2-70b"]),
-        from_numbers(params=10**9),
-        from_numbers(hidden=64, layers=1, heads=2, ffn=100, vocab=300),
+        from_numbers(Model(name="", params=10**9)),
+        from_numbers(Model(name="", params=0, hidden=64, layers=1, heads=2, ffn=100, vocab=300)),
     ]
 )
 
@@ -264,7 +264,7 @@ def test_training_on_cpus_takes_the_memory_that_was_told_within_its_band(
     shape = {"hidden": width, "layers": layers, "heads": 4, "ffn": 4 * width, "vocab": 256}
     params = layers * block + (2 * 256 + 128 + 2) * width
     setup = Setup(
-        model=from_numbers(params=params, **shape),
+        model=from_numbers(Model(name="", params=params, **shape)),
         procs_per_node=2,
         strategy=strategy,
         precision="fp32",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from clusterrun.errors import UsageError
+from clusterrun.estimates.inputs import Model
 from clusterrun.estimates.models import BUILT_IN, find, from_numbers, nearest
 from clusterrun.shared import assets
 from tests.estimates.golden import TABLES
@@ -82,7 +83,11 @@ def test_a_model_is_found_by_its_usual_names() -> None:
 
 
 def test_a_shape_alone_is_counted_as_llamas() -> None:
-    model = from_numbers(hidden=4096, layers=32, heads=32, kv_heads=8, ffn=14336, vocab=128256)
+    model = from_numbers(
+        Model(
+            name="", params=0, hidden=4096, layers=32, heads=32, kv_heads=8, ffn=14336, vocab=128256
+        )
+    )
     known = BUILT_IN["llama-3.1-8b"]
     assert (model.params, model.block, model.largest_layer, model.gated) == (
         known.params,
@@ -94,7 +99,9 @@ def test_a_shape_alone_is_counted_as_llamas() -> None:
 
 def test_a_shape_whose_gates_would_not_fit_has_none() -> None:
     xl = BUILT_IN["gpt2-xl"]
-    model = from_numbers(params=xl.params, hidden=1600, layers=48, heads=25, ffn=6400, vocab=50257)
+    model = from_numbers(
+        Model(name="", params=xl.params, hidden=1600, layers=48, heads=25, ffn=6400, vocab=50257)
+    )
     assert (model.params, model.gated) == (xl.params, False)
     assert model.block == pytest.approx(xl.block, rel=1e-3)  # biases are not known
 
@@ -107,4 +114,4 @@ def test_numbers_that_contradict_each_other_are_refused() -> None:
         ({"params": 10, "active_params": 20}, "--active-params 20 is more than --params 10"),
     ]:
         with pytest.raises(UsageError, match=message):
-            from_numbers(**numbers)
+            from_numbers(Model(name="", **numbers))

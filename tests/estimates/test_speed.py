@@ -109,7 +109,9 @@ def test_several_passes_of_a_step_add_their_gradients_up() -> None:
 
 
 def test_a_tiny_transformer_takes_the_time_of_its_launches() -> None:
-    tiny = from_numbers(hidden=256, layers=3, heads=8, ffn=1024, vocab=1000)
+    tiny = from_numbers(
+        Model(name="", params=0, hidden=256, layers=3, heads=8, ffn=1024, vocab=1000)
+    )
     setup = Setup(model=tiny, seq_len=64, micro_batch=16)
     took = timed(setup, find("rtx4090"))
     assert took.mid_s == pytest.approx(0.0046, rel=0.01)
@@ -212,7 +214,7 @@ FOUND = Scaling(
     measured_at="2026-01-02T03:04:05",
     points=(point(1, 0.5), point(2, 0.625), point(4, 1.0)),
 )
-ASKED_SETUP = Setup(model=from_numbers(params=1000), nodes=2, procs_per_node=4)
+ASKED_SETUP = Setup(model=from_numbers(Model(name="", params=1000)), nodes=2, procs_per_node=4)
 ASKED = Question(setup=ASKED_SETUP, scaling=FOUND)
 
 
