@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from pathlib import Path
 
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared import files
@@ -42,7 +41,10 @@ def taken_at(paths: RunPaths, attempt: int) -> float | None:
 
 
 def _owner_line(paths: RunPaths, attempt: int, number: int) -> str:
-    return "".join(_text(paths.owner(attempt)).split("\n")[number : number + 1])
+    with contextlib.suppress(OSError, ValueError):
+        lines = files.read_whole(paths.owner(attempt)).decode().strip().split("\n")
+        return "".join(lines[number : number + 1])
+    return ""
 
 
 def followed_by(paths: RunPaths, attempt: int, owner: str) -> str:
@@ -52,10 +54,4 @@ def followed_by(paths: RunPaths, attempt: int, owner: str) -> str:
         newest = paths.newest_attempt()
     if attempt and newest > attempt and _owner_line(paths, newest, 0) not in ("", owner):
         return f"attempt {newest} of this run has begun elsewhere"
-    return ""
-
-
-def _text(path: Path) -> str:
-    with contextlib.suppress(OSError, ValueError):
-        return files.read_whole(path).decode().strip()
     return ""

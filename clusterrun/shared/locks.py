@@ -32,8 +32,19 @@ def locked(path: Path, wait_s: float | None = None) -> Iterator[None]:
     """
     # NFS locks only files that are open for writing.
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    deadline = time.monotonic() + (WAIT_S if wait_s is None else wait_s)
     try:
-        _take(descriptor, path, time.monotonic() + (WAIT_S if wait_s is None else wait_s))
+        with contextlib.suppress(OSError):
+            while not try_lock(descriptor):
+                if time.monotonic() >= deadline:
+                    holder = os.pread(descriptor, 200, 0).decode(errors="replace")
+                    text = f"{holder or 'another process'} holds the lock {path}"
+                    hint = "wait until it ends, or kill it if it is stopped"
+                    raise ClusterrunError(text, hint=hint)
+                time.sleep(PAUSE_S)
+            # On a full disk, the lock holds without a name.
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
         yield
     finally:
         os.close(descriptor)
@@ -49,16 +60,3 @@ def try_lock(descriptor: int, *, is_shared: bool = False) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def _take(descriptor: int, path: Path, deadline: float) -> None:
-    with contextlib.suppress(OSError):
-        while not try_lock(descriptor):
-            if time.monotonic() >= deadline:
-                holder = os.pread(descriptor, 200, 0).decode(errors="replace")
-                text = f"{holder or 'another process'} holds the lock {path}"
-                raise ClusterrunError(text, hint="wait until it ends, or kill it if it is stopped")
-            time.sleep(PAUSE_S)
-        # On a full disk, the lock holds without a name.
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
