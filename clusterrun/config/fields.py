@@ -148,13 +148,12 @@ def _refuse_control(label: str, value: str) -> None:
 # The rules of single settings
 
 SLURM_MOST: Final = 65_533  # nodes of a job, CPUs of a task
+_MOST_RANKS: Final = SLURM_MOST * 1024
 MOST: Final[Mapping[str, int]] = {
     **dict.fromkeys(("nodes", "spare_nodes", "cpus_per_task", "cpus_per_gpu"), SLURM_MOST),
     **dict.fromkeys(("gpus_per_node", "nproc_per_node"), 1024),
-    **dict.fromkeys(("data_parallel_replicate", "data_parallel_shard"), SLURM_MOST * 1024),  # ranks
-    **dict.fromkeys(
-        ("context_parallel", "sequence_parallel", "tensor_parallel"), SLURM_MOST * 1024
-    ),
+    **dict.fromkeys(("data_parallel_replicate", "data_parallel_shard"), _MOST_RANKS),
+    **dict.fromkeys(("context_parallel", "sequence_parallel", "tensor_parallel"), _MOST_RANKS),
     "main_process_port": 65_535,
 }
 

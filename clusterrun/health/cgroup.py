@@ -51,19 +51,15 @@ class MemoryGroup:
         name = "memory.oom_control" if self.is_v1 else "memory.events"
         return tuple(_counts(level / name).get("oom_kill") for level in self.levels)
 
-    def limit(self) -> int | None:
-        """Return the lowest limit of these and the groups above; None without a limit."""
-        return self._tightest()[0]
-
-    def _tightest(self) -> tuple[int | None, Path]:
-        """Return the lowest limit, and the highest group that has it."""
+    def limit(self) -> tuple[int | None, Path]:
+        """Return the lowest limit of these and the groups above, and the highest that has it."""
         name = "memory.limit_in_bytes" if self.is_v1 else "memory.max"
         places = {up for level in self.levels for up in (level, *level.parents)}
         return min(((size, up) for up in places if (size := _number(up / name))), default=_NONE)
 
     def memory(self) -> MemoryUse:
         """Return the memory in use where the limit is lowest: in a group, or on the machine."""
-        machine, (limit, place) = psutil.virtual_memory(), self._tightest()
+        machine, (limit, place) = psutil.virtual_memory(), self.limit()
         found = _counts(place / "memory.stat") if limit and limit < machine.total else {}
         names = ("total_rss", "total_cache", "total_shmem")
         own, cache, shared = names if self.is_v1 else ("anon", "file", "shmem")

@@ -52,7 +52,7 @@ def memory(ranks: int, planned: int) -> Finding:
 
     `planned` is the estimate of `plan`; 0 if there is none.
     """
-    name, limit, machine = "node.memory", cgroup.own_group().limit(), psutil.virtual_memory()
+    name, (limit, _), machine = "node.memory", cgroup.own_group().limit(), psutil.virtual_memory()
     free = machine.available + psutil.swap_memory().free
     usable = min(free, limit or free)
     text = f"{gib(usable)} of {gib(machine.total)} can be used"

@@ -369,12 +369,10 @@ def resolve_job(text: str | None, runs_dirs: Sequence[RunsDir]) -> JobRecord:
     Return the newest of several runs with a name. Raises JobNotFoundError.
     """
     if text is None:
-        newest: list[JobRecord] = []
         for place in runs_dirs[:1]:
-            newest = list_records(place, 1, of=lambda each: not each.is_smoke, with_damaged=True)
-        if not newest:
-            raise _not_found("no run yet", runs_dirs[:1])
-        return _undamaged(newest[0])
+            for each in list_records(place, 1, of=lambda x: not x.is_smoke, with_damaged=True):
+                return _undamaged(each)
+        raise _not_found("no run yet", runs_dirs[:1])
     for find in (_by_job_id, _by_path, _by_name):
         record = find(text, runs_dirs)
         if record is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import re
 import time
@@ -103,7 +102,7 @@ class SlurmBackend:
 
         argv = _command(plan, paths, options=options, words=words)
         environ = scrubbed(os.environ, keep=plan.pass_env)
-        at = self._on(self.slurm_cluster or plan.directive("clusters"))
+        at = SlurmBackend(slurm_cluster=self.slurm_cluster or plan.directive("clusters"))
         try:
             return at._answered(lambda: executor.submit(argv, plan, paths, environ), paths, known)
         except KeyboardInterrupt:
@@ -128,7 +127,8 @@ class SlurmBackend:
 
         Cancel a job that can't be released.
         """
-        at, job_id = self._on(submission.slurm_cluster or self.slurm_cluster), submission.job_id
+        at = SlurmBackend(slurm_cluster=submission.slurm_cluster or self.slurm_cluster)
+        job_id = submission.job_id
         try:
             at.scontrol("release", job_id)
         except BaseException as error:
@@ -182,9 +182,6 @@ class SlurmBackend:
         if done.rc != 0:
             cause = done.stderr.strip()
             raise ClusterrunError(f"scontrol {' '.join(words)} failed", cause=cause)
-
-    def _on(self, slurm_cluster: str | None) -> SlurmBackend:
-        return dataclasses.replace(self, slurm_cluster=slurm_cluster)
 
     def _looked_up(
         self, paths: RunPaths, known: Collection[str], what: str, error: ClusterrunError
