@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,8 +68,13 @@ class Bench:
         return wait_for(ended, f"{job_id} to end")
 
     def leftovers(self) -> list[str]:
-        """Return all but the run directories, the projects and what clusterrun remembers."""
-        found = self.hosts.leftovers(*KEPT)
+        """Return all but the run directories, the projects and what clusterrun remembers.
+
+        The controller ends shortly after it has recorded the end of the run.
+        """
+        until = time.monotonic() + 5 * patience()
+        while (found := self.hosts.leftovers(*KEPT)) and time.monotonic() < until:
+            time.sleep(0.1)
         return found + [line for line in self.hosts.leftovers() if "/.home-" in line]
 
 
