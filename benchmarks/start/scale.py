@@ -269,7 +269,7 @@ async def _members_meet(nodes: int, realm: Realm) -> int:
     ]
     await asyncio.gather(*(one.meet(_report(rank)) for rank, one in enumerate(members)))
     sent = count[0]
-    await asyncio.gather(*(member.leave() for member in members))
+    await asyncio.gather(*(member.rest(is_well=False) for member in members))
     return sent
 
 

@@ -116,7 +116,7 @@ class Nodes:
     async def end(self) -> list[Ending]:
         stopping = asyncio.ensure_future(self._stop())
         endings = await asyncio.gather(*(node.ending() for node in self.members))
-        leaving = asyncio.gather(*(node.leave() for node in self.members))
+        leaving = asyncio.gather(*(node.rest(is_well=False) for node in self.members))
         await stopping
         await self.head.close()
         await leaving
@@ -143,10 +143,10 @@ async def test_after_a_failure_all_wait_until_nothing_runs_anywhere(tmp_path: Pa
     nodes.members[0].report_failure(failure(1, time.time()))
     stopping = asyncio.ensure_future(nodes._stop())
     await asyncio.gather(*(node.ending() for node in nodes.members))
-    early = [asyncio.ensure_future(node.leave()) for node in nodes.members[:2]]
+    early = [asyncio.ensure_future(node.rest(is_well=False)) for node in nodes.members[:2]]
     await asyncio.sleep(0.3)
     assert not any(task.done() for task in (*early, stopping))
-    nodes.members[2].report_done()
+    early.append(asyncio.ensure_future(nodes.members[2].rest(is_well=False)))
     await stopping
     await nodes.head.close()
     await asyncio.gather(*early)

@@ -17,7 +17,7 @@ from clusterrun.node.base.ports import interface_of
 from clusterrun.node.base.report import LaunchParameters, Report
 from clusterrun.node.base.tasks import SharedDisk, Tasks, guarded
 from clusterrun.node.link.clock import Clock, Offset
-from clusterrun.node.link.connection import ANSWER_S, LEAVE_S, STRANGER_BYTES, Channel, StopDecision
+from clusterrun.node.link.connection import ANSWER_S, STRANGER_BYTES, Channel, StopDecision
 from clusterrun.node.link.handshake import Realm, is_proof, proof
 from clusterrun.node.link.questions import Answerer, answer
 from clusterrun.node.recovery import reach
@@ -261,13 +261,6 @@ class Member:
         """Leave: this agent was signalled to end."""
         self._next_attempt = 0
         self._closed.set()
-
-    async def leave(self) -> None:
-        """Report that nothing runs here now, and wait until the conductor closes the link."""
-        self.report_done()
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._closed.wait(), LEAVE_S)
-        await self.close()
 
     async def close(self) -> None:
         """Close the connection."""
