@@ -270,13 +270,15 @@ def scene(tmp_path: Path) -> Scene:
 
 @pytest.mark.parametrize(
     ("code", "agreed", "status"),
-    [(143, 3, 3), (143, None, 143), (0, 3, 0), (1, 0, 1)],
+    [(143, 3, 3), (143, None, 143), (0, 3, 0), (1, 0, 1), (143, "122", 122)],
 )
 def test_the_status_that_the_agents_agreed_on_explains_the_steps(
-    scene: Scene, code: int, agreed: int | None, status: int
+    scene: Scene, code: int, agreed: int | str | None, status: int
 ) -> None:
     scene.decisions = [follow(Next.STOP, state=JobState.TIMEOUT)]
-    if agreed is not None:
+    if isinstance(agreed, str):  # a setup line failed on a node, which has no agent
+        scene.at(0.5, lambda: scene.paths.status(1).write_text(f"{agreed}\n"))
+    elif agreed is not None:
         scene.at(0.5, lambda: setattr(scene.agents, "found", ended(agreed)))
     assert scene.fails(code).run() == status
     assert scene.end() == (JobState.TIMEOUT if status else JobState.COMPLETED, status)

@@ -15,6 +15,7 @@ import pytest
 
 from clusterrun.errors import NodeExit
 from clusterrun.node.conductor.agents import AgentsState
+from clusterrun.node.conductor.leader import Leader
 from clusterrun.node.link import head
 from clusterrun.node.watch import hangs, interruption
 from clusterrun.rundir.request import Reason, write_request
@@ -280,3 +281,17 @@ def test_a_step_whose_node_was_left_behind_is_not_awaited(
     wait_for(lambda: job.link.state is AgentsState.LEFT)
     os.kill(silent, signal.SIGCONT)
     assert job.wait() == [137] * 2
+
+
+def test_a_leader_that_fails_ends_all_agents(
+    stub_job: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(self: Leader) -> None:
+        raise OSError("stale file handle")
+
+    monkeypatch.setattr(Leader, "_run", broken)
+    job = stub_job(WAIT).start()
+    assert job.wait() == [1, 1]
+    assert job.link.state is AgentsState.LEFT
+    assert "ready" not in job.text()
+    job.assert_clean()

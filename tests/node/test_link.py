@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ from clusterrun.node.link import head as head_module
 from clusterrun.node.link.clock import PINGS, Clock, Offset, now_us
 from clusterrun.node.link.connection import REST_S, STRANGER_BYTES, Channel
 from clusterrun.node.link.handshake import Realm
-from clusterrun.node.link.head import Head
+from clusterrun.node.link.head import Head, Peer
 from clusterrun.node.link.member import Member, Place
 from clusterrun.rundir.paths import RunPaths
 from tests.node.jobs import who
@@ -613,3 +614,42 @@ async def test_nodes_stop_waiting_for_one_whose_setup_has_failed(tmp_path: Path)
     )
     found = await asyncio.wait_for(meeting, 10 * patience())
     assert [error.code for error in found if isinstance(error, NodeError)] == [122, 122]
+
+
+async def test_a_node_that_leaves_after_its_report_keeps_the_others_from_starting(
+    tmp_path: Path,
+) -> None:
+    nodes = Nodes(tmp_path, nodes=1)
+    server = await asyncio.start_server(nodes._knocked, sock=nodes.socket)
+    meeting = asyncio.ensure_future(nodes.members[0].meet(given(report(0))))
+    assert [found.node for found in await nodes.head.meet(always)] == ["n0"]
+    nodes.head.check_refused()
+    await nodes.members[0].close()
+    meeting.cancel()
+    while nodes.head.questions._members():
+        await asyncio.sleep(0.01)
+    with pytest.raises(NodeError, match="n0 disconnected before the launch"):
+        nodes.head.check_refused()
+    server.close()
+
+
+@pytest.mark.parametrize(
+    ("own_address", "peer", "address"),
+    [
+        ("127.0.1.1", "127.0.0.1", "10.0.0.1"),  # the host's name, as Debian's /etc/hosts has it
+        ("10.0.0.1", "10.0.0.1", "10.0.0.1"),
+        ("10.0.0.1", "10.0.0.2", "10.0.0.2"),  # the conductor's node was left out
+    ],
+)
+def test_the_ranks_meet_where_others_reach_the_first_node(
+    tmp_path: Path, own_address: str, peer: str, address: str
+) -> None:
+    async def found() -> str:
+        head = Head(realm(tmp_path), b"", 2, lambda: 1.0)
+        ends = ((own_address, peer), ("10.0.0.1", "10.0.0.3"))
+        for rank, (own_end, peer_end) in enumerate(ends):
+            channel: Any = SimpleNamespace(own_address=own_end, peer_address=peer_end)
+            head._peers[rank] = Peer(node=f"n{rank}", node_rank=rank, channel=channel)
+        return head.first_address
+
+    assert asyncio.run(found()) == address

@@ -74,11 +74,10 @@ class Agents:
         """Expect the agents of an attempt, once `serve` was called. Raises ClusterrunError."""
         if self._listener is None:
             self._listener = self._listen()
-        self.state = AgentsState.TRAIN
         if self._leading is None:
-            self._first = (attempt, secret)
-        else:
-            self._leading.ask(self._leading.begin(attempt, secret))
+            self.state, self._first = AgentsState.TRAIN, (attempt, secret)
+        elif not self._leading.ask(self._leading.begin(attempt, secret)):
+            raise ClusterrunError("the thread that leads the agents does not answer")
 
     def _listen(self) -> socket.socket:
         limit, wanted = raise_descriptor_limit(), needed_descriptors(self._plan.nodes, 0)
@@ -109,8 +108,12 @@ class Agents:
             about = (self._paths, self._plan, self._job_id)
             leading = Leading(*about, reached=self._reached, tell=self.tell)
             leading.run(self._listener, self._first, self._started)
-        except Exception:  # noqa: BLE001 - the agents end as their connections close
+        except Exception:  # noqa: BLE001 - the next attempt may have more luck
             print_trouble()
+            if self._listener is not None:
+                self._listener.close()
+            self._listener = self._leading = self._thread = None
+            self._reached(AgentsState.LEFT)
         finally:
             self._is_there.set()
 

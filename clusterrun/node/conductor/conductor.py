@@ -164,7 +164,7 @@ class Conductor:
         try:
             code = self._await_step() if is_taken else None
             has_begun = code is None or self.terminated or self.agents.have_met
-            if not (is_taken and has_begun):
+            if not is_taken or not (has_begun or self.agents.finish()):
                 self.agents.begin(self.attempt, self._secret())
                 self.step = self.host.start(
                     self.attempt,
@@ -181,6 +181,9 @@ class Conductor:
         ending = self.agents.finish() if code is not None else self.agents.ending
         if self.code and ending is not None:  # the agents know which rank failed first
             self.code = ending.code or self.code
+        elif self.code:  # srun's is that of the task that it killed last
+            with contextlib.suppress(OSError, ValueError):
+                self.code = int(self.paths.status(self.attempt).read_text(encoding="ascii"))
 
     def _secret(self) -> bytes:
         """Return what proves that agents belong to the attempt."""

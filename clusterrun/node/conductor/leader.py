@@ -70,6 +70,8 @@ class Leader:
         self.has_lost_node = False
         self._interruption: Interruption | None = None
         self._hangs: HangWatch | None = None
+        self._looks: Looks | None = None
+        self._is_printed = False
         self._have_ended_well = False
 
     def _timeout_s(self) -> float:
@@ -89,9 +91,12 @@ class Leader:
             if ending.failure is not None and ending.cause is Cause.NODE_LOST:
                 lost = asdict(ending.failure)
                 self.event("failed", **{"ts": lost.pop("at"), **lost})
+            await self._record(ending)  # the step may end while the agents stop
             is_quiet = not self.head.is_launched or await self.head.stop(ending)
-            self._tasks.cancel()
-            await self._close(ending)
+            self._cancel()
+            await self._record(ending)
+            if ending.code and not self._is_printed:
+                self._tell(self._named(" ".join(ending.reason.split())))
             is_lost = ending.cause is Cause.NODE_LOST
             if (
                 self.head.is_launched
@@ -103,7 +108,7 @@ class Leader:
                 await self._until_released()
             self.has_lost_node = is_lost or not is_quiet or self.head.has_lost_rest
         finally:
-            self._tasks.cancel()
+            self._cancel()
             await self.head.close()
             self._disk.close()
 
@@ -122,9 +127,10 @@ class Leader:
             reports = await self.head.meet(self._check_open)
             if self._preparing is not None:
                 await self._preparing
+            self.head.check_refused()
             parameters = self._decide(reports)
         except NodeError as error:
-            ending = Ending.refused(error)
+            ending, self._is_printed = Ending.refused(error), error.is_told
             await self.head.refuse(ending)
             return ending
         self._watch()
@@ -132,18 +138,25 @@ class Leader:
         return await self.head.decision.wait()
 
     async def _check_open(self) -> None:
-        """Raise NodeError if a setup line has failed on a node, which then has no agent."""
+        """Raise NodeError if a setup line has failed on a node, which has printed it and left."""
         path = self._paths.status(self._number)
         with contextlib.suppress(OSError, ValueError):
             code = int(await self._disk.do(partial(path.read_text, encoding="ascii")))
-            raise NodeError(code, f"a node cannot take part: it exited with status {code}")
+            text = f"another node cannot take part: it exited with status {code}"
+            raise NodeError(code, text, is_told=True)
 
-    async def _close(self, ending: Ending) -> None:
-        """Record how the attempt ended, and report it to the user."""
+    async def _record(self, ending: Ending) -> None:
+        """Record how the attempt ended; what a node has printed is read from there."""
         self.ending = ending
-        await self._disk.do(partial(self._account.close, ending, self.head.names))
-        if ending.code:
-            self._tell(self._named(" ".join(ending.reason.split())))
+        if not self._is_printed:
+            await self._disk.do(partial(self._account.close, ending, self.head.names))
+
+    def _cancel(self) -> None:
+        self._tasks.cancel()
+        if self._interruption and self._hangs and self._looks:
+            self._interruption.close()
+            self._hangs.close()
+            self._looks.close()
 
     def _named(self, text: str) -> str:
         return f"{self.head.names[0]}: {text}" if self.head.names else text
@@ -205,7 +218,7 @@ class Leader:
 
     def _heard(self, kind: str, message: dict[str, Any]) -> None:
         """Take what agents report; but for `interrupt`, only the first node does."""
-        if kind == "nodes":
+        if kind == "nodes" and self._preparing is None:
             self._preparing = asyncio.ensure_future(self._prepare_run_dir())
         elif kind == "rank_event" and isinstance(event := message.get("event"), dict):
             self._take(event)
@@ -278,13 +291,13 @@ class Leader:
             failed=head.report_failure,
             keep=self._keep_evidence,
         )
-        looks = Looks(
+        self._looks = Looks(
             directory=paths.attempt(self._number),
             nodes=head.names,
             questions=head.questions,
             disk=self._disk,
         )
-        self._tasks.start(self._watch_run(self._interruption, looks))
+        self._tasks.start(self._watch_run(self._interruption, self._looks))
         self._tasks.start(self._watch_progress(self._hangs))
         if plan.world_contract and plan.world_size > 1:
             self._tasks.start(self._watch_joins())

@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from clusterrun.launch.plan import Plan
+from clusterrun.node.base.causes import Ending
 from clusterrun.node.base.stderr import print_trouble
 from clusterrun.node.base.tasks import task_error
 from clusterrun.node.conductor.agents import AgentsState
@@ -43,7 +44,7 @@ class Leading:
         self._most_knocking = plan.nodes + STRANGERS
         self.leader: Leader
         self._leading: asyncio.Task[None] | None = None
-        self._knocking = 0
+        self._knocking: list[asyncio.StreamWriter] = []
 
     @property
     def head(self) -> Head:
@@ -67,40 +68,48 @@ class Leading:
 
     async def _knocked(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         is_admitted = False
-        self._knocking += 1
+        self._knocking.append(writer)
+        if len(self._knocking) > self._most_knocking:  # strangers must not take all descriptors
+            self._knocking.pop(0).close()
         try:
-            if self._knocking <= self._most_knocking:  # strangers must not take all descriptors
-                is_admitted = await self.head.admit(Channel(reader, writer))
+            is_admitted = await self.head.admit(Channel(reader, writer))
         finally:
-            self._knocking -= 1
+            if writer in self._knocking:
+                self._knocking.remove(writer)
             if not is_admitted:
                 writer.close()
 
     def ask(self, work: Coroutine[Any, Any, _T]) -> _T | None:
         """Have the loop do something; return None if that fails or takes too long."""
+        asked = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
-            return asyncio.run_coroutine_threadsafe(work, self._loop).result(ANSWER_S)
+            return asked.result(ANSWER_S)
         except Exception:  # noqa: BLE001 - the conductor decides without an answer
             print_trouble()
+            asked.cancel()
             return None
 
-    async def begin(self, attempt: int, secret: bytes) -> None:
+    async def begin(self, attempt: int, secret: bytes) -> bool:
         """Lead an attempt, instead of the one whose agents have gone."""
         if self._leading is not None:
             self._leading.cancel()
+            await asyncio.wait([self._leading])
         self._lead_on(attempt, secret)
+        return True
 
     def _lead_on(self, attempt: int, secret: bytes) -> None:
         paths, plan, job_id = self._about
         self.leader = Leader(paths, plan, attempt, job_id, secret, self._rest, self._tell)
         self._leading = asyncio.ensure_future(self._lead(self.leader))
+        self._reached(AgentsState.TRAIN)
 
     async def _lead(self, leader: Leader) -> None:
         try:
             await leader.lead()
         except Exception:  # noqa: BLE001 - without a leader, the attempt has to end
             print_trouble()
-            await leader.head.close()
+            leader.has_lost_node = True  # its agents are not awaited
+            await leader.head.refuse(Ending(code=1, reason="the conductor has failed"))
         if leader is self.leader:
             self._reached(AgentsState.LEFT if leader.has_lost_node else AgentsState.EXIT)
 
@@ -114,22 +123,25 @@ class Leading:
         if not before.head.is_whole:
             return False
         self._lead_on(attempt, secret)
-        self._reached(AgentsState.TRAIN)
         before.head.send_again(attempt)
         before.released.set()
         return True
 
     def dismiss(self) -> None:
         """Have the agents that rest leave."""
-        self._loop.call_soon_threadsafe(self.leader.released.set)
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self.leader.released.set)
 
     async def finish(self) -> None:
         """Wait for the end of an attempt whose step has ended."""
         self.leader.released.set()
-        within_s = FINISH_S if self.head.has_members else 0.0
-        if self._leading is not None:
-            with contextlib.suppress(asyncio.TimeoutError, asyncio.CancelledError):
-                await asyncio.wait_for(self._leading, within_s)
+        if self._leading is None:
+            return
+        self.head.step_ended()
+        if self.head.has_members:
+            await asyncio.wait([self._leading], timeout=FINISH_S)
+        else:
+            self._leading.cancel()
 
     def stop(self) -> None:
         """End the loop, which closes all connections."""

@@ -47,8 +47,9 @@ class Peer:
 
     @property
     def is_beside(self) -> bool:
-        """Return whether it runs on the conductor's machine."""
-        return self.channel.peer_address == self.channel.own_address
+        """Return whether it runs on the conductor's machine, whose name may be 127.0.1.1 there."""
+        address = self.channel.peer_address
+        return address in (self.channel.own_address, "::1") or address.startswith("127.")
 
 
 class Head:
@@ -124,8 +125,7 @@ class Head:
             if self._peers and deadline == float("inf"):
                 timeout_s = self._timeout_s()
                 deadline = time.monotonic() + timeout_s
-            if self._refused is not None:
-                raise self._refused
+            self.check_refused()
             is_late = time.monotonic() > deadline
             if len(self._reports) == self._nodes or self._is_unfit:
                 break
@@ -137,6 +137,11 @@ class Head:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), LOOK_S)
         return [self._reports[rank] for rank in sorted(self._reports)]
+
+    def check_refused(self) -> None:
+        """Raise NodeError if a node has left or cannot take part."""
+        if self._refused is not None:
+            raise self._refused
 
     def _absent(self, timeout_s: float) -> str:
         names = [name for rank, name in enumerate(self.names) if rank not in self._reports]
@@ -202,7 +207,7 @@ class Head:
             self._take_end(peer, message)
         elif kind == "answer":
             self.questions.take(peer.node_rank, message)
-        elif kind == "interrupt" or peer.node_rank == 0:
+        elif kind in ("interrupt", "nodes") or peer.node_rank == 0:
             self.names = tuple(map(str, message.get("names", self.names)))
             self.heard(str(kind), message)
 
@@ -229,6 +234,13 @@ class Head:
         peer.has_left |= message.get("has_left") is True
         if message.get("type") == "rested":
             peer.rests = message.get("well") is True
+        self._changed.set()
+        self.look_around()
+
+    def step_ended(self) -> None:
+        """Record that no agent is left."""
+        for peer in self._peers.values():
+            peer.is_gone = True
         self._changed.set()
         self.look_around()
 

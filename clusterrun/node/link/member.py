@@ -26,6 +26,7 @@ from clusterrun.shared.typed import decoded
 RETRY_S = 0.03  # the conductor may be about to listen
 RETRY_MOST_S = 2.0
 CONNECT_S = 10.0
+NAMING = 3  # nodes that tell the names of all: the first may be the one that does not come
 ALIVE_S = 15.0  # between two heartbeats
 REST_S = 90.0  # the conductor decides earlier
 UNANSWERED = 20  # heartbeats until the conductor is considered lost; Slurm may suspend it
@@ -73,7 +74,7 @@ class Member:
         """Join the conductor, send this node's report, wait for the welcome. Raises NodeError."""
         self._channel = channel = await self._join(time.monotonic() + self._timeout_s)
         # From now on the conductor enforces the timeout: it may have started later.
-        if self._who.is_first:
+        if self._who.node_rank < NAMING:
             channel.send("nodes", names=self._who.nodes)
         self._ping(channel)
         welcome = guarded(self._welcome(channel), self._send_report(channel, report))

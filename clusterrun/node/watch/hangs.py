@@ -113,6 +113,10 @@ class HangWatch:
         """Start measuring."""
         self._progress = Progress(floor_s=self.floor_s)
 
+    def close(self) -> None:
+        """Stop what still runs for an attempt that has ended."""
+        self._tasks.cancel()
+
     def heard_of(self, *, calls: int, printed: int) -> None:
         """Take how often the ranks have asked whether to save, and the bytes that they printed."""
         self._calls, self._printed = calls, printed

@@ -73,6 +73,10 @@ class Interruption:
         self.head.decision.completion = self._completion
         self.head.decision.is_held = lambda: self._is_ending or self._is_asking or self._left > 0
 
+    def close(self) -> None:
+        """Stop what still runs for an attempt that has ended."""
+        self._tasks.cancel()
+
     def warned(self, *, are_caught: bool) -> None:
         """Handle a request, or without one the time limit or a person's signal.
 

@@ -31,6 +31,10 @@ class Looks:
     _seen: set[Path] = field(default_factory=set)
     _tasks: Tasks = field(default_factory=Tasks)
 
+    def close(self) -> None:
+        """Stop what still runs for an attempt that has ended."""
+        self._tasks.cancel()
+
     async def look(self) -> None:
         """Find new requests; a listing shows them at once, also on NFS."""
         found: list[Path] = []
