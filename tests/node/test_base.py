@@ -28,7 +28,7 @@ from clusterrun.node.base.ports import candidate_ports, free_port, listening_soc
 from clusterrun.node.forward.spool import Spool
 from clusterrun.node.watch.ranks import Ranks
 from clusterrun.shared.shell import Completed
-from tests.patience import patience, wait_for
+from tests.patience import wait_for
 
 
 def failure(**changes: Any) -> Failure:
@@ -196,20 +196,3 @@ def test_a_wrong_call_shows_the_usage(argv: tuple[str, ...]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("usage: python -m clusterrun.node agent RUN_DIR ATTEMPT")
-
-
-SPARED = """
-import subprocess
-from clusterrun.node.base.processes import has_children, kill_descendants
-lasting, other = (subprocess.Popen(["sleep", "60"]) for _ in range(2))
-assert has_children([lasting.pid])
-assert kill_descendants((), [lasting.pid]) == []
-assert not has_children([lasting.pid]), "the other one is killed"
-assert has_children() and lasting.poll() is None
-assert kill_descendants() == []
-assert not has_children()
-"""
-
-
-def test_a_process_that_outlives_an_attempt_is_spared() -> None:
-    subprocess.run([sys.executable, "-c", SPARED], check=True, timeout=60 * patience())

@@ -63,6 +63,7 @@ class FakeAgents(Agents):
 
     def __init__(self) -> None:
         self.found: Ending | None = None
+        self._leading = self._thread = None
         self.deeds: list[int] = []  # the attempts that agents at rest were given; 0: to leave
         self.is_met = False
         self.begin(0, b"")
@@ -90,12 +91,6 @@ class FakeAgents(Agents):
 
     def dismiss(self) -> None:
         self.deeds.append(0)
-
-    def finish(self) -> Ending | None:
-        return self.found
-
-    def close(self) -> None:
-        return
 
     def leave(self) -> None:
         """Have all agents leave, but for one that is lost."""

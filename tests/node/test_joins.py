@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 
-from clusterrun.node.agent.answers import NodeAnswers
 from clusterrun.node.link.questions import Questions
 from clusterrun.node.watch import hangs
 from clusterrun.shared.control_page import ControlPage, Joining
@@ -38,13 +36,6 @@ def test_the_ranks_of_all_nodes_are_counted() -> None:
     assert found(first) == Unjoined(running=2, waiting=0)
     other = {"running": 2, "waiting": 1, "joined": 0}
     assert found(first, other, other) == Unjoined(running=6, waiting=2)
-
-
-def test_a_member_answers_with_plain_numbers(tmp_path: Path) -> None:
-    page = ControlPage(tmp_path / "control", 2)
-    answers = NodeAnswers(MagicMock(), MagicMock(), page, MagicMock())
-    given = answers.answerers()["joins"]({})
-    assert given == {"running": 0, "waiting": 0, "joined": 0}
 
 
 def test_one_rank_that_has_joined_is_enough() -> None:

@@ -216,13 +216,6 @@ async def test_members_that_rest_begin_the_attempt_that_is_named(tmp_path: Path)
     await nodes.head.close()
 
 
-async def test_members_that_rest_leave_if_the_conductor_is_gone(tmp_path: Path) -> None:
-    nodes = Nodes(tmp_path)
-    rests = await resting(nodes)
-    await nodes.head.close()
-    assert await asyncio.gather(*rests) == [0, 0, 0]
-
-
 async def test_no_node_rests_if_one_member_cannot(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path)
     await nodes.meet()
