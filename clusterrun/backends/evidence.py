@@ -29,7 +29,7 @@ from clusterrun.shared.state import JobState
 UNHEARD = "all ranks were asked to save, but none has called runtime.should_checkpoint()"
 SAVING = (EventType.CHECKPOINT, EventType.UNSAVED, EventType.INTERRUPTED)
 HALTS = 2  # that make a node bad; one may be chance
-FEW = 8  # files to read while the head is unknown
+FEW = 8  # files to read while the first node is unknown
 
 
 class ProgressSource(str, Enum):
@@ -45,7 +45,7 @@ class TrainingProgress:
 
     `reported_at` is the time of the newest step; `metrics` came with it. `bar` describes the bar or
     the lines that count the steps, `unit` is what they count; only epochs have a fraction.
-    `output_at` is when a rank on the head's node last wrote; it is read only while the job runs.
+    `output_at` is when a rank on the first node last wrote; it is read only while the job runs.
     """
 
     step: float | None = None
@@ -61,7 +61,7 @@ class TrainingProgress:
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What the head recorded about the newest attempt; times are seconds since the epoch.
+    """What the first node recorded about the newest attempt; times are seconds since the epoch.
 
     `reached` is the newest phase of its start that has ended.
     `nodes` are those that met, `hosts` those of the events: simulated nodes share one. `unsaved`
@@ -87,10 +87,10 @@ class Evidence:
 
 
 def read_evidence(paths: RunPaths) -> Evidence:
-    """Read the newest attempt's events from the head's node, which has rank 0."""
+    """Read the newest attempt's events from the first node, which has rank 0."""
     attempt = paths.newest_attempt()
     nodes = read_world(paths, attempt)
-    # The head's events, or those of a few nodes while the head is unknown.
+    # The first node's events, or those of a few nodes while the first node is unknown.
     files = [paths.events(nodes[0])] if nodes else sorted(paths.events_dir.glob("*.jsonl"))[:FEW]
     found = [event for file in files for event in _read(file, attempt, size_of(file))]
     events = sorted(found, key=lambda event: event.at)
@@ -190,7 +190,7 @@ LAST_BYTES = 2 * LINE_BYTES  # always contains the start of a line
 
 
 def with_output(paths: RunPaths, evidence: Evidence) -> TrainingProgress:
-    """Add when the ranks on the head's node last wrote, and printed steps if none were reported."""
+    """Add when the ranks on the first node last wrote, and printed steps if none were reported."""
     own = evidence.progress
     lines = list(_lines(paths, evidence))
     if not lines:

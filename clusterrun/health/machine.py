@@ -72,7 +72,7 @@ def memory(ranks: int, planned: int) -> Finding:
 def open_files(ranks: int, of_head: int) -> Finding:
     """Compare the hard limit of open files with what ranks need: the agent raises the soft one.
 
-    `of_head` is what connections take on the head's node, 0 on others.
+    `of_head` is what connections take on the first node, 0 on others.
     """
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     certain = max(FEWEST_FILES + ranks, of_head)

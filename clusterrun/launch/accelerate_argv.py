@@ -18,7 +18,7 @@ PRECISION = "<bf16 or fp16>"
 class NodeLaunch(NamedTuple):
     """What a node alone knows of a launch.
 
-    `precision` is what the head published (`no`, `fp16`, `bf16`); with `file` or an empty string
+    `precision` is decided for all nodes (`no`, `fp16`, `bf16`); with `file` or an empty string
     the configuration file decides. `deepspeed_file` is empty if the run has none.
     """
 

@@ -1,4 +1,4 @@
-"""Where the start of an attempt spent its time, by the events of its head."""
+"""Where the start of an attempt spent its time, by the events of its first node."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Phase(str, Enum):
     PROLOG = "prolog"  # until the conductor takes the attempt
     DECISION = "decision"  # the same for a relaunch, which has no queue
     STAGE = "stage"  # until the nodes have a copy of the environment
-    SETUP = "setup"  # until the head's agent runs: srun, setup lines, its imports
-    PREFLIGHT = "preflight"  # of the head's node
-    FORGE = "forge"  # until the head's forge has imported what ranks need
+    SETUP = "setup"  # until the first node's agent runs: srun, setup lines, its imports
+    PREFLIGHT = "preflight"  # of the first node
+    FORGE = "forge"  # until the first node's forge has imported what ranks need
     AGENTS = "agents"  # until all nodes have met
-    LAUNCHER = "launcher"  # until all ranks of the head's node have started
+    LAUNCHER = "launcher"  # until all ranks of the first node have started
     IMPORTS = "imports"  # until rank 0 calls init_process_group()
     RENDEZVOUS = "rendezvous"  # until all ranks have joined
     FIRST_STEP = "first_step"  # until rank 0 reports a step
@@ -38,7 +38,7 @@ class Phase(str, Enum):
         return self.value.replace("_", " ")
 
 
-ENDED_BY: dict[EventType, Phase] = {  # the head's events, in order; others are not seen there
+ENDED_BY: dict[EventType, Phase] = {  # the first node's events, in order; others are not seen there
     EventType.STARTED: Phase.SETUP,
     EventType.CHECKED: Phase.PREFLIGHT,
     EventType.FORGE: Phase.FORGE,
@@ -54,7 +54,7 @@ class Startup:
     """The seconds of each phase of a start; those that are unknown are left out.
 
     `is_restart`: it began when the previous attempt failed or ended, not with a submission.
-    `not_forked`: why the head's ranks were not forked; empty if they were, or need not be.
+    `not_forked`: why the first node's ranks were not forked; empty if they were, or need not be.
     """
 
     phases: tuple[tuple[Phase, float], ...]
@@ -91,7 +91,7 @@ def startup_of(
 def read_start(paths: RunPaths, attempt: int) -> tuple[dict[Phase, float], str]:
     """Return when each phase of an attempt's start ended, and why no rank was forked.
 
-    Both are empty until ranks have started. The times are those of the head's events.
+    Both are empty until ranks have started. The times are those of the first node's events.
     """
     ends: dict[Phase, float | None] = {Phase.PROLOG: taken_at(paths, attempt) or None}
     not_forked = ""

@@ -78,7 +78,7 @@ class GpuSample:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """What an attempt uses on one node; `at` is in epoch seconds by the head's clock.
+    """What an attempt uses on one node; `at` is in epoch seconds by the conductor's clock.
 
     Host memory is that of the cgroup with the smallest limit, or of the machine if no limit is
     smaller than its memory; `cache_bytes`, which the kernel can take back, is apart. It is full in

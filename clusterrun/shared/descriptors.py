@@ -9,7 +9,7 @@ SPARE = 256  # recommended for all other files of a process
 
 
 def needed_descriptors(nodes: int, ranks: int) -> int:
-    """Return what one process of a job opens: the head connects to each node, rank 0 to each rank.
+    """Return what one process opens: the conductor for each node, rank 0 for each rank.
 
     >>> needed_descriptors(2, 16)
     20

@@ -17,8 +17,8 @@ from clusterrun.rundir.outcome import Reason
 class NodeError(Exception):
     """This node can't take part; `code` is the job's exit status.
 
-    If `is_told`, the head has decided this and reports it to the user. Without a `cause`, the code
-    shows it.
+    If `is_told`, the conductor has decided this and reports it to the user. Without a `cause`, the
+    code shows it.
     """
 
     def __init__(

@@ -358,7 +358,7 @@ class Conductor:
     def _warn(self) -> None:
         """Have the ranks save and exit: the time limit is near, or a person requests it."""
         self.time_is_short = True
-        if self.attempt:  # the head looks for requests
+        if self.attempt:  # its leader looks for requests
             write_request(path := self.paths.request(self.attempt), Reason.TIME_LIMIT)
             if read_request(path) is None:  # the disk is full
                 self.due[self._warn] = self.clock() + ROOM_POLL_S

@@ -345,7 +345,7 @@ class Leader:
 
 
 def decided_precision(planned: Precision, reports: Sequence[Report]) -> str:
-    """Return the planned precision, else bf16 or fp16 by the head's GPUs. Raises NodeError."""
+    """Return the planned precision, else that of the first node's GPUs. Raises NodeError."""
     if planned is not Precision.HEAD:
         return str(planned.value)
     from clusterrun.estimates.gpus import has_bf16  # slow to import; asked only for GPUs
@@ -361,6 +361,7 @@ def decided_precision(planned: Precision, reports: Sequence[Report]) -> str:
         return Precision.FP16.value
     able = [each.node for each in reports if each.capabilities and has_bf16(min(each.capabilities))]
     if unable := [report.node for report in reports if report.node not in able]:
-        text = f"the head chose bf16, which the GPUs of {', '.join(unable)} do not support"
+        names = ", ".join(unable)
+        text = f"bf16 was chosen for the first node's GPUs; the GPUs of {names} do not support it"
         raise NodeError(NodeExit.NODE_UNFIT, f"{text}; set --mixed-precision fp16")
     return Precision.BF16.value

@@ -78,7 +78,7 @@ class ForgeProcess:
     def load(self, *, is_head: bool) -> None:
         """Import everything, and report whether forks can become ranks.
 
-        The head's agent asks for the variables first, which a bad module must not prevent.
+        The first node's agent asks for the variables first, which a bad module must not prevent.
         """
         gc.disable()  # all of it stays
         strategy = self._plan["strategy"]
@@ -116,7 +116,7 @@ class ForgeProcess:
     def _obey_early(self, *, is_head: bool) -> None:
         """Begin with orders that need no more modules: their forks work meanwhile.
 
-        The head's agent always asks for the variables.
+        The first node's agent always asks for the variables.
         """
         is_asked = not is_head
         while select.select([self._link], [], [], 0 if is_asked else None)[0]:

@@ -1,4 +1,4 @@
-"""The head's time, which all nodes use for their timestamps."""
+"""The conductor's time, which all nodes use for their timestamps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def now_us() -> int:
 
 
 class Clock:
-    """This node's clock, and how far it is ahead of the head's; 0 until the nodes have met."""
+    """This node's clock, and how far it is ahead of the conductor's; 0 until the nodes have met."""
 
     def __init__(self, now_us: Callable[[], int] = now_us) -> None:
         self.now_us = now_us
@@ -24,11 +24,11 @@ class Clock:
         self._found: list[Offset] = []
 
     def corrected(self, epoch_us: int) -> int:
-        """Convert a time of this node to the head's."""
+        """Convert a time of this node to the conductor's."""
         return epoch_us - self.offset_us
 
     def corrected_s(self, epoch_s: float) -> float:
-        """Convert a time of this node, in seconds, to the head's."""
+        """Convert a time of this node, in seconds, to the conductor's."""
         return epoch_s - self.offset_us / 1_000_000
 
     def ping(self) -> None:
@@ -36,7 +36,7 @@ class Clock:
         self._sent_us = self.now_us()
 
     def pong(self, head_us: int) -> Offset | None:
-        """Take the head's time from an answer; return the offset after the last, else None.
+        """Take the conductor's time from an answer; return the offset after the last, else None.
 
         The fastest of several pings is the best (RFC 5905).
         """
@@ -51,7 +51,7 @@ class Clock:
 
 @dataclass(frozen=True, kw_only=True)
 class Offset:
-    """How far this clock is ahead of the head's, measured by a ping that took `rtt_us`."""
+    """How far this clock is ahead of the conductor's, measured by a ping that took `rtt_us`."""
 
     offset_us: int
     rtt_us: int

@@ -1,4 +1,4 @@
-"""A connection between the head and a member, and the decision that stops an attempt.
+"""A connection between the conductor and an agent, and the decision that stops an attempt.
 
 The messages are JSON lines over TCP; docs/contracts.md lists them.
 """

@@ -1,6 +1,6 @@
 """Mutual proof that two agents belong to the same attempt, without sending the secret.
 
-Each proof covers the address and port of the head's end of the connection: a relay would have
+Each proof covers the address and port of the conductor's end of the connection: a relay would have
 others.
 """
 

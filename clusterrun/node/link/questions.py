@@ -1,10 +1,10 @@
-"""Questions from the head to all members while the ranks run, and the answers."""
+"""Questions of the conductor to all members while the ranks run, and the answers."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,22 +34,11 @@ class Questions:
         self._answered = asyncio.Event()
         self._lock = asyncio.Lock()
 
-    async def ask(
-        self,
-        what: str,
-        *,
-        within_s: float | None = None,
-        of: Collection[int] | None = None,
-        **fields: Any,
-    ) -> Answers:
-        """Return the answers of all present members, once all have answered or time is up.
-
-        With `of`, wait for no others.
-        """
+    async def ask(self, what: str, *, within_s: float | None = None, **fields: Any) -> Answers:
+        """Return the answers of all present members, once all have answered or time is up."""
         async with self._lock:
             self._number += 1
-            members = set(self._members())
-            self._answers, self._missing = {}, members if of is None else members & set(of)
+            self._answers, self._missing = {}, set(self._members())
             self._answered.clear()
             self._send("ask", question=self._number, what=what, **fields)
             self.look_around()

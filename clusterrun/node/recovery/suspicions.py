@@ -27,7 +27,7 @@ SAVED_BYTES: Final = 1 << 20  # a rank that wrote as much may have saved in its 
 
 @dataclass(frozen=True, kw_only=True)
 class Success:
-    """What an attempt left that exited with status 0: its head's events, what rank 0 printed."""
+    """What an attempt left that exited with status 0: events of rank 0's node, what it printed."""
 
     events: Sequence[Event] = ()
     has_checkpoint: bool = False

@@ -32,7 +32,7 @@ _WORSE: Final = (Severity.OK, Severity.NOTE, Severity.SKIP, Severity.FAIL)
 class NodeChecks:
     """The quick checks of this node, and what they found before the launch; none if off.
 
-    `facts` are what the head compares nodes by: none if they could not be read in time.
+    `facts` are what the conductor compares nodes by: none if they could not be read in time.
     """
 
     def __init__(self, plan: Plan, *, is_head: bool = False) -> None:
@@ -48,7 +48,7 @@ class NodeChecks:
         return [asked.pid for asked in self._asked if asked.pid]
 
     async def report(self) -> tuple[Finding, ...]:
-        """Run the checks before the launch; return notes and failures, for the head."""
+        """Run the checks before the launch; return notes and failures, for the conductor."""
         found = await self._look({"facts": self._gather})
         self._before = {each.id: each.severity for each in found}
         bad = sorted((c for c in found if c.severity in BAD), key=lambda c: BAD.index(c.severity))
@@ -102,6 +102,6 @@ def _fitted(text: str, most: int) -> str:
 
 
 def short_facts(found: Mapping[str, str]) -> dict[str, str]:
-    """Return the facts by which the head compares nodes, few and short enough for the link."""
+    """Return the facts by which the conductor compares nodes, few and short enough for the link."""
     kept = list(found.items())[:MOST_FACTS]
     return {_fitted(name, 50): _fitted(value, 100) for name, value in kept}

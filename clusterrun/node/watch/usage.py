@@ -105,7 +105,7 @@ _ANSWER_S: Final = 2.0
 class Sampler:
     """Sample until `stop`; `alerted` gets the alerts that are raised, `say` what can't be sampled.
 
-    `now_s` is the head's clock. All functions are called in the thread of the sampler.
+    `now_s` is the conductor's clock. All functions are called in the thread of the sampler.
     """
 
     attempt: Attempt
