@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import psutil
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from clusterrun.errors import NodeExit
 from clusterrun.node.conductor.agents import AgentsState
 from clusterrun.node.conductor.leader import Leader
+from clusterrun.node.conductor.leading import Leading
 from clusterrun.node.link import head
 from clusterrun.node.watch import hangs, interruption
 from clusterrun.rundir.request import Reason, write_request
@@ -231,7 +233,7 @@ def test_a_node_that_loses_the_conductor_sees_to_what_follows(
         job.start_node(0, **environ)
         job.wait_for("ready", ranks(job))
     else:
-        wait_for(lambda: job.link.have_joined)
+        wait_for(lambda: job.link._leading and job.link._leading.head.has_members)
     job.link.close()
     code = NodeExit.NODE_LOST if have_met else NodeExit.RENDEZVOUS_FAILED
     assert [agent.wait(60 * patience()) for agent in job.agents] == [code] * (1 + have_met)
@@ -283,9 +285,7 @@ def test_a_step_whose_node_was_left_behind_is_not_awaited(
     assert job.wait() == [137] * 2
 
 
-def test_a_leader_that_fails_ends_all_agents(
-    stub_job: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_leader_ends_all(stub_job: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken(self: Leader) -> None:
         raise OSError("stale file handle")
 
@@ -295,3 +295,13 @@ def test_a_leader_that_fails_ends_all_agents(
     assert job.link.state is AgentsState.LEFT
     assert "ready" not in job.text()
     job.assert_clean()
+
+
+def test_a_failed_thread_is_replaced(stub_job: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = stub_job("print('ready')")
+    with monkeypatch.context() as broken:
+        broken.setattr(Leading, "run", MagicMock(side_effect=OSError("no memory")))
+        job.link.begin(1, b"")
+        job.link.serve()
+        wait_for(lambda: job.link.state is AgentsState.LEFT)
+    assert job.start().wait() == [0, 0]

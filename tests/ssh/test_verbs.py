@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,13 +67,10 @@ class Bench:
         return wait_for(ended, f"{job_id} to end")
 
     def leftovers(self) -> list[str]:
-        """Return all but the run directories, the projects and what clusterrun remembers.
-
-        The controller ends shortly after it has recorded the end of the run.
-        """
-        until = time.monotonic() + 5 * patience()
-        while (found := self.hosts.leftovers(*KEPT)) and time.monotonic() < until:
-            time.sleep(0.1)
+        """Return all but the run directories, the projects and what clusterrun remembers."""
+        # The controller ends shortly after it has recorded the end of the run.
+        wait_for(lambda: "hosts.controller" not in str(self.hosts.leftovers(*KEPT)), "its exit")
+        found = self.hosts.leftovers(*KEPT)
         return found + [line for line in self.hosts.leftovers() if "/.home-" in line]
 
 

@@ -52,6 +52,7 @@ from clusterrun.shared.hostlist import fold_hostlist
 
 TICK_S = 0.1
 PROGRESS_S = 1.0
+OF_EVENT = ("type", "step", "total", "training")  # what the conductor needs of a rank's event
 END_LOOK_S = 0.02
 GRACE_S = 3.0  # from SIGTERM to SIGKILL
 SHIELDED_GRACE_S = 0.1  # the same if all ranks ignore SIGTERM, or have had time to handle it
@@ -293,7 +294,8 @@ class Agent:
     def _rank_event(self, event: dict[str, Any]) -> None:
         kind = event.get("type")
         if self._who.is_first and self._link is not None:
-            self._link.tell("rank_event", event=event)
+            # Not what the script reports beside: it may be too long for a message.
+            self._link.tell("rank_event", event={n: event[n] for n in OF_EVENT if n in event})
         if kind == "alive":  # too many for the file, where the last steps must be found
             return
         if kind == "rank_start":

@@ -61,11 +61,6 @@ class Agents:
         return self._leading is not None and self._leading.head.is_launched
 
     @property
-    def have_joined(self) -> bool:
-        """Return whether any agent of the attempt has joined."""
-        return self._leading is not None and self._leading.head.has_members
-
-    @property
     def ending(self) -> Ending | None:
         """How the attempt ended; None before that, and if the conductor could not lead it."""
         return self._leading.leader.ending if self._leading is not None else None
@@ -97,6 +92,7 @@ class Agents:
     def serve(self) -> None:
         """Start the thread, if it does not run: after the first step, which need not wait."""
         if self._thread is None:
+            self._is_there.clear()
             self._thread = threading.Thread(target=self._serve, name="agents", daemon=True)
             self._thread.start()
 
@@ -108,7 +104,7 @@ class Agents:
             about = (self._paths, self._plan, self._job_id)
             leading = Leading(*about, reached=self._reached, tell=self.tell)
             leading.run(self._listener, self._first, self._started)
-        except Exception:  # noqa: BLE001 - the next attempt may have more luck
+        except Exception:  # noqa: BLE001 - the next attempt gets another thread
             print_trouble()
             if self._listener is not None:
                 self._listener.close()

@@ -78,7 +78,7 @@ class Head:
         self._late = Ending(
             code=int(NodeExit.RENDEZVOUS_FAILED),
             reason="the other nodes have started without this one",
-        )  # what a node is told that joins too late
+        )  # the answer to a node that joins too late
         self._changed = asyncio.Event()
         self._all_done = asyncio.Event()
         self._readers = Tasks()
@@ -276,8 +276,8 @@ class Head:
 
     def tell(self, kind: str, /, **fields: Any) -> None:
         """Have the first node that is present record something."""
-        for rank in sorted(self._present())[:1]:
-            self._peers[rank].channel.send(kind, **fields)
+        if present := self._present():
+            self._peers[min(present)].channel.send(kind, **fields)
 
     def _send_all(self, kind: str, **fields: Any) -> None:
         for peer in self._peers.values():
