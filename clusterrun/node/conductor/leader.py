@@ -16,6 +16,7 @@ from clusterrun.health.compare import differing, findings
 from clusterrun.launch.plan import Plan, Precision
 from clusterrun.node.base.causes import Cause, Ending, NodeError, NodeExit, lost_node
 from clusterrun.node.base.report import LaunchParameters, Report, problems
+from clusterrun.node.base.stderr import print_trouble
 from clusterrun.node.base.tasks import SharedDisk, Tasks
 from clusterrun.node.link.handshake import Realm
 from clusterrun.node.link.head import Head
@@ -98,15 +99,15 @@ class Leader:
             if ending.code and not self._is_printed:
                 self._tell(self._named(" ".join(ending.reason.split())))
             is_lost = ending.cause is Cause.NODE_LOST
-            if (
-                self.head.is_launched
-                and ending.cause.is_failure
-                and not is_lost
-                and self.head.is_whole
-            ):
+            can_rest = self.head.is_launched and self.head.is_whole and not is_lost
+            if can_rest and ending.cause.is_failure:
                 self._rest(self)
                 await self._until_released()
             self.has_lost_node = is_lost or not is_quiet or self.head.has_lost_rest
+        except Exception:  # noqa: BLE001 - without a leader, the attempt has to end
+            print_trouble()
+            self.has_lost_node = True  # its agents are not awaited
+            await self.head.refuse(Ending(code=1, reason="the conductor has failed"))
         finally:
             self._cancel()
             await self.head.close()

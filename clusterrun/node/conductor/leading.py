@@ -9,7 +9,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from clusterrun.launch.plan import Plan
-from clusterrun.node.base.causes import Ending
 from clusterrun.node.base.stderr import print_trouble
 from clusterrun.node.base.tasks import task_error
 from clusterrun.node.conductor.agents import AgentsState
@@ -104,12 +103,7 @@ class Leading:
         self._reached(AgentsState.TRAIN)
 
     async def _lead(self, leader: Leader) -> None:
-        try:
-            await leader.lead()
-        except Exception:  # noqa: BLE001 - without a leader, the attempt has to end
-            print_trouble()
-            leader.has_lost_node = True  # its agents are not awaited
-            await leader.head.refuse(Ending(code=1, reason="the conductor has failed"))
+        await leader.lead()
         if leader is self.leader:
             self._reached(AgentsState.LEFT if leader.has_lost_node else AgentsState.EXIT)
 

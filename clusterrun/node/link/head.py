@@ -107,6 +107,8 @@ class Head:
         channel.trust()
         if self.is_launched or self._is_refused:
             channel.send("stop", **asdict(self._late))
+            while await channel.receive(HANG_UP_S):
+                pass  # a close with pings unread could lose the message
             await channel.close()
             return False
         peer = self._peers[rank] = Peer(node=node, node_rank=rank, channel=channel)
