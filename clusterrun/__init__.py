@@ -18,13 +18,11 @@ if TYPE_CHECKING:
     from clusterrun.config.spec import JobSpec
     from clusterrun.errors import ClusterrunError
     from clusterrun.verbs.cancel import cancel
-    from clusterrun.verbs.config import load_spec
     from clusterrun.verbs.job import Job, find_job
-    from clusterrun.verbs.list import list_jobs
     from clusterrun.verbs.logs import read_logs
-    from clusterrun.verbs.render import render
+    from clusterrun.verbs.render import load_spec, render
     from clusterrun.verbs.resume import resubmit, resume
-    from clusterrun.verbs.status import status, wait
+    from clusterrun.verbs.status import list_jobs, status, wait
     from clusterrun.verbs.submit import submit
 
 __version__ = "0.1.0"
@@ -52,8 +50,8 @@ _HOMES = {  # all others are in the module of their name in `verbs`
     "Job": "verbs.job",
     "JobSpec": "config.spec",
     "find_job": "verbs.job",
-    "list_jobs": "verbs.list",
-    "load_spec": "verbs.config",
+    "list_jobs": "verbs.status",
+    "load_spec": "verbs.render",
     "read_logs": "verbs.logs",
     "resubmit": "verbs.resume",
     "wait": "verbs.status",

@@ -29,7 +29,7 @@ from clusterrun.rank.save_together import (
     say_unsaved,
     settled_together,
 )
-from clusterrun.rank.trainer_saves import batch_settings
+from clusterrun.rank.trainers import batch_settings
 from clusterrun.shared import checkpoint_files
 from clusterrun.shared.checkpoint_files import MARKER, IncompleteError
 

@@ -27,11 +27,7 @@ builds.share()
 # Under this switch of CI, a skip is a failure, unless only a GPU is missing.
 REQUIRE = "CLUSTERRUN_REQUIRE_ALL"
 FAST = "not slurm and not torch and not agents and not ssh and not install and not long"
-PARTS = {
-    "fast": FAST,
-    "slow": f"not ({FAST}) and not long",
-    "slow-and-long": f"not ({FAST})",
-}
+PARTS = {"fast": FAST, "slow": f"not ({FAST}) and not long", "slow-and-long": f"not ({FAST})"}
 OF_TORCH = re.compile(r"^pytestmark = .*pytest\.mark\.torch\b", re.MULTILINE)
 
 # Without byte code, each of the thousand processes that tests start compiles the package again.

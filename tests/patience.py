@@ -7,9 +7,10 @@ CLUSTERRUN_TEST_PATIENCE sets the factor; else it is measured at each use.
 from __future__ import annotations
 
 import os
+import subprocess
 import time
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -21,6 +22,15 @@ def patience() -> float:
     cores = len(os.sched_getaffinity(0))
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     return max(1.0, (os.getloadavg()[0] + workers) / cores)
+
+
+def finished(
+    argv: Iterable[object], timeout_s: float = 60, **given: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end; return its status, whatever it is, and all that it printed."""
+    asked = {"capture_output": True, "text": True, "timeout": timeout_s * patience()}
+    asked |= {} if "input" in given else {"stdin": subprocess.DEVNULL}
+    return subprocess.run(list(map(str, argv)), **{"check": False, **asked, **given})
 
 
 def wait_for(

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 from tests.checkout import EXAMPLES, ROOT, copy_listed
-from tests.patience import patience
+from tests.patience import finished
 
 BLOCK = re.compile(r"<!-- test: (\w+) -->\n```(\w+)\n(.*?)```", re.DOTALL)
 
@@ -40,10 +39,7 @@ def run(script: str, tmp_path: Path) -> str:
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "XDG_STATE_HOME": str(tmp_path / "state"),
     }
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", script.replace("/tmp/", f"{scratch}/")],
-        cwd=tmp_path, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-        timeout=500 * patience(), check=False,
-    )  # fmt: skip
+    argv = ["bash", "-euo", "pipefail", "-c", script.replace("/tmp/", f"{scratch}/")]
+    done = finished(argv, timeout_s=500, cwd=tmp_path, env=env)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout

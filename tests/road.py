@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from tests.checkout import EXAMPLES, ROOT, copy_listed
-from tests.patience import patience, wait_for
+from tests.patience import finished, patience, wait_for
 
 SCRIPTS = ROOT / "tests" / "scripts"
 STUB = ROOT / "tests" / "node" / "stub"
@@ -86,14 +86,8 @@ class Project:
         return {"cwd": self.path, "env": env, "stdin": subprocess.DEVNULL}
 
     def cli(self, *argv: str, timeout_s: float = 240, text: bool = True) -> Any:
-        return subprocess.run(
-            [sys.executable, "-m", "clusterrun", *argv],
-            **self.here,
-            capture_output=True,
-            text=text,
-            timeout=timeout_s * patience(),
-            check=False,
-        )
+        command = [sys.executable, "-m", "clusterrun", *argv]
+        return finished(command, timeout_s, text=text, **self.here)
 
     def ok(self, *argv: str, timeout_s: float = 240, text: bool = True) -> Any:
         done = self.cli(*argv, timeout_s=timeout_s, text=text)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import pkgutil
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +20,7 @@ from clusterrun.rundir import record
 from clusterrun.shared.state import JobState
 from clusterrun.verbs import status as status_verb
 from clusterrun.verbs.render import prepare
-from tests.patience import patience
+from tests.patience import finished, patience
 
 
 @pytest.fixture(name="project")
@@ -45,9 +44,7 @@ def test_importing_the_package_imports_none_of_its_rooms() -> None:
     program = (
         "import sys, clusterrun; print([m for m in sys.modules if m.startswith('clusterrun')])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
+    done = finished([sys.executable, "-c", program], check=True)
     assert done.stdout == "['clusterrun']\n"
 
 

@@ -22,33 +22,25 @@ def names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
 
-def test_a_file_is_replaced_and_private(tmp_path: Path) -> None:
+def test_a_file_is_replaced_and_private_and_a_write_that_fails_leaves_nothing(
+    tmp_path: Path,
+) -> None:
     target = tmp_path / "a"
     target.write_text("old")
     files.write_whole(target, "new \udce9")
     assert target.read_bytes() == b"new \xe9"
     assert stat.S_IMODE(target.stat().st_mode) == 0o600
-    assert names(tmp_path) == ["a"]
-
-
-def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
     with pytest.raises(IsADirectoryError):
         files.write_whole(tmp_path / "taken", "text")
-    assert names(tmp_path) == ["taken"]
+    assert names(tmp_path) == ["a", "taken"]
 
 
-def test_the_first_to_create_a_file_wins(tmp_path: Path) -> None:
+def test_the_first_to_create_a_file_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files.create(tmp_path / "claim", "node1\n")
     with pytest.raises(FileExistsError):
         files.create(tmp_path / "claim", "node2\n")
     assert (tmp_path / "claim").read_text() == "node1\n"
-    assert names(tmp_path) == ["claim"]
-
-
-def test_a_link_whose_answer_was_lost_counts_as_ours(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     link = os.link
 
     def repeated(*args: Path) -> None:
@@ -56,8 +48,8 @@ def test_a_link_whose_answer_was_lost_counts_as_ours(
         raise FileExistsError
 
     monkeypatch.setattr(os, "link", repeated)
-    files.create(tmp_path / "claim", "node1\n")
-    assert names(tmp_path) == ["claim"]
+    files.create(tmp_path / "lost", "node1\n")  # the answer to the link was, and it is ours
+    assert names(tmp_path) == ["claim", "lost"]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "\ud800", "[" * 100_000, "1" * 5000])
@@ -141,7 +133,5 @@ def test_states_are_read_in_each_form_that_slurm_writes() -> None:
 
 def test_states_split_into_ended_and_active() -> None:
     active = {each.value for each in JobState if not each.is_terminal}
-    assert active == {
-        *("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "COMPLETING", "UNKNOWN"),
-    }
+    assert active == {*("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "COMPLETING", "UNKNOWN")}
     assert [each for each in JobState if each.is_success] == [JobState.COMPLETED]

@@ -10,11 +10,11 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from clusterrun.diagnosis.kinds import Memory
 from clusterrun.health import cgroup, machine
 from clusterrun.health.cgroup import MemoryGroup
 from clusterrun.health.checks import clock as checks_clock
 from clusterrun.health.node import Needs
-from clusterrun.logformat.notes import Memory
 from clusterrun.shared.finding import Finding, Severity
 
 GIB = 1 << 30

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from clusterrun.cli.main import VERBS
-from tests.patience import patience
+from tests.patience import finished
 
 HEAVY = {"accelerate", "deepspeed", "jinja2", "rich", "submitit", "torch", "transformers"}
 
@@ -35,15 +34,8 @@ def _loaded(*argv: str, program: str = "") -> set[str]:
     """Run `python -m clusterrun ARGV`, or a program, and name the modules that it loaded."""
     reading, writing = os.pipe()
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", CHILD, *argv],
-            env={**os.environ, "REPORT_FD": str(writing), "PROGRAM": program},
-            pass_fds=[writing],
-            capture_output=True,
-            text=True,
-            timeout=60 * patience(),
-            check=False,
-        )
+        env = {**os.environ, "REPORT_FD": str(writing), "PROGRAM": program}
+        done = finished([sys.executable, "-c", CHILD, *argv], env=env, pass_fds=[writing])
         assert done.returncode == 0, done.stderr
         return set(json.loads(os.read(reading, 1 << 20)))
     finally:
@@ -139,7 +131,7 @@ def test_a_run_given_by_its_path_is_read_without_the_settings(
     assert "clusterrun.config.load" in _loaded(*argv, "train")
 
 
-SETTINGS = {f"clusterrun.config.{name}" for name in ("spec", "keys", "fields", "load", "resolve")}
+SETTINGS = {f"clusterrun.config.{name}" for name in ("spec", "settings", "fields", "load")}
 
 
 @pytest.mark.parametrize(

@@ -246,7 +246,7 @@ def test_few_rooms_start_processes() -> None:
 
 
 def test_no_verb_of_the_command_line_imports_another() -> None:
-    followed = ("cli.shared.waiting", "logs")  # --follow is `logs -f`
+    followed = ("cli.shared.closing", "logs")  # --follow is `logs -f`
     others = {
         (name, _verb(imported))
         for name in INNER

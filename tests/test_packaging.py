@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkout import ROOT, copy_listed
-from tests.patience import patience
+from tests.patience import finished, patience
 
 DATA = ("templates", "accelerate_configs")
 
@@ -50,15 +50,7 @@ def test_data_beside_the_code_is_shipped(setup_cfg: configparser.ConfigParser) -
 
 
 def _ran(*argv: str | Path, cwd: Path, environ: dict[str, str] | None = None) -> str:
-    done = subprocess.run(
-        [str(word) for word in argv],
-        cwd=cwd,
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=300 * patience(),
-        check=False,
-    )
+    done = finished([str(word) for word in argv], timeout_s=300, cwd=cwd, env=environ)
     assert done.returncode == 0, f"{argv}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -172,10 +164,7 @@ def test_a_python_and_its_packages_run_the_tool(
     pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "-q"]
     subprocess.run([*pip, *light, *tools], check=True, timeout=300 * patience())
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    done = subprocess.run(
-        [python, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", "-m", FAST]
-        + [str(ROOT / "tests" / room) for room in ROOMS],
-        cwd=ROOT, env={**clean, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
-        timeout=600 * patience(), check=False,
-    )  # fmt: skip
+    argv = [python, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", "-m", FAST]
+    argv += [ROOT / "tests" / room for room in ROOMS]
+    done = finished(argv, timeout_s=600, cwd=ROOT, env={**clean, "PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stdout[-5000:]

@@ -68,12 +68,7 @@ def test_a_run_is_private_and_its_scripts_can_run(runs: RunsDir) -> None:
     assert root == runs.root / "demo" / "r1"
     assert {mode(path) for path in (runs.root, root.parent, root, root / "slurm")} == {0o700}
     files = {path.name: mode(path) for path in root.iterdir() if path.is_file()}
-    assert files == {
-        "job.sbatch": 0o700,
-        "node.sh": 0o700,
-        "plan.json": 0o600,
-        "job.json": 0o600,
-    }
+    assert files == {"job.sbatch": 0o700, "node.sh": 0o700, "plan.json": 0o600, "job.json": 0o600}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives a directory to another group")
@@ -204,7 +199,7 @@ NAMES = """4711 4711_3 4711+1 4711.batch 4711;tux demo r1 demo/r1 {runs}/demo/r1
 def test_a_run_is_found_by_each_of_its_names(runs: RunsDir) -> None:
     made = make(runs, job_id="4711")
     record.write(dataclasses.replace(made, slurm_cluster="tux"))
-    make(runs, name="other", run_id="r9", job_id="9", at=5)
+    make(runs, name="demo-4711", run_id="r9", job_id="9", at=5)
     for text in NAMES.format(runs=runs.root).split():
         assert record.resolve_job(text, [runs]).run_dir == str(made.paths.root), text
 

@@ -51,16 +51,13 @@ def test_arguments_never_pass_through_a_shell(stub: Stub, tmp_path: Path) -> Non
     assert not (tmp_path / "pwned").exists()
 
 
-def test_input_and_environment_are_what_was_given(stub: Stub) -> None:
+def test_input_and_environment_are_what_was_given(
+    stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stub("sbatch", 'cat; echo "[$ONLY][$HOME]"')
-    done = shell.run(
-        ["sbatch"], input="text\udcff\n", env={"ONLY": "1", "PATH": os.environ["PATH"]}
-    )
-    assert done.stdout == "text\ufffd\n[1][]\n"
-
-
-def test_a_python_for_an_old_glibc_passes_input_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "memfd_create")  # as conda's
+    env = {"ONLY": "1", "PATH": os.environ["PATH"]}
+    assert shell.run(["sbatch"], input="text\udcff\n", env=env).stdout == "text\ufffd\n[1][]\n"
+    monkeypatch.delattr(os, "memfd_create")  # as in conda's Python, for an old glibc
     assert shell.run_once(["cat"], 60, input="text").stdout == "text"
 
 

@@ -16,11 +16,11 @@ import yaml
 from benchmarks import report
 from benchmarks.machine import machine
 from benchmarks.report import Section, Value
-from clusterrun.diagnosis.lines import read_line
+from clusterrun.diagnosis.lines import PrintedLine, read_line
 from clusterrun.diagnosis.scan import Scanner
 from clusterrun.diagnosis.table import built_in
 from clusterrun.diagnosis.weigh import verdict_of
-from clusterrun.verbs.diagnose import doubtful, shape_of, usual_among
+from clusterrun.verbs.diagnose import doubtful, subtract
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 EXAMPLES: Final = ROOT / "tests" / "diagnosis" / "examples"
@@ -85,8 +85,7 @@ def _row(name: str, cases: Sequence[tuple[str, str, str]]) -> dict[str, Value]:
 
 def _judged(failed: str, earlier: str, cause: str) -> str:
     scanner = _scanned(failed)
-    found = {each: shape_of(each.line.text, "") for each in doubtful(scanner)}
-    scanner.leave_out(usual_among(found, ((text, "") for text in earlier.splitlines())))
+    subtract(scanner, "", [("", [PrintedLine(0, text) for text in earlier.splitlines()])])
     verdict = verdict_of(scanner)
     if verdict is None:
         return "silent"

@@ -18,6 +18,7 @@ from pathlib import Path
 from clusterrun.config.choices import Cluster
 from clusterrun.logformat.symptoms import Classifier
 from clusterrun.rundir import record as records
+from clusterrun.rundir.attempt import amend_attempt
 from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.job_id import JobId
@@ -111,12 +112,7 @@ def _write_run(paths: RunPaths, *, nodes: int, end: int) -> None:
     """Write the files that the command needs in addition to the logs."""
     for directory in (paths.log(1, "any").parent, paths.attempt(1), paths.events_dir):
         directory.mkdir(parents=True)
-    world = {
-        "schema": "clusterrun.world/1",
-        "nodes": [node_name(n) for n in range(nodes)],
-        "procs_per_node": RANKS,
-    }
-    paths.world(1).write_text(json.dumps(world))
+    amend_attempt(paths, 1, nodes=tuple(map(node_name, range(nodes))), procs_per_node=RANKS)
     over = {"schema": "clusterrun.end/1", "state": "FAILED", "exit_code": 1, "ended_at": end}
     paths.end.write_text(json.dumps(over))
     record = JobRecord(

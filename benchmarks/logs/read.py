@@ -105,8 +105,7 @@ ALONE = """
 import sys
 from pathlib import Path
 from clusterrun.logs.merge import merge_sources
-from clusterrun.logs.sources import EVERYTHING
-from clusterrun.logs.files import find_files
+from clusterrun.logs.sources import EVERYTHING, find_files
 from clusterrun.logs.sources import sources_of
 from clusterrun.rundir.paths import RunPaths
 for line in merge_sources(sources_of(find_files(RunPaths(root=Path(sys.argv[1])), 1), EVERYTHING)):

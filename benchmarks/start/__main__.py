@@ -18,7 +18,7 @@ from benchmarks.machine import machine
 from benchmarks.report import Section
 from benchmarks.start import back, front, scale, steady, world
 from benchmarks.start.place import Place
-from clusterrun.health.facts import versions
+from clusterrun.health.machine import versions
 from tests.road import STUB
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "start"

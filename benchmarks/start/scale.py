@@ -21,7 +21,7 @@ from benchmarks.report import Section, Value
 from benchmarks.start.place import SCRIPTS, Place, launched_at, sbatch, script, settle
 from benchmarks.start.turns import compared, in_turns, parts
 from benchmarks.start.world import Times, known
-from clusterrun.health.facts import versions
+from clusterrun.health.machine import versions
 from clusterrun.node.base.identity import Identity
 from clusterrun.node.base.ports import candidate_ports
 from clusterrun.node.base.report import LaunchParameters, Report
@@ -31,6 +31,7 @@ from clusterrun.node.link import member as agents
 from clusterrun.node.link.clock import Clock
 from clusterrun.node.link.handshake import Realm
 from clusterrun.node.link.head import Head
+from clusterrun.rundir.attempt import take_attempt
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared.descriptors import raise_descriptor_limit
 from tests.cluster.cluster import Cluster
@@ -208,7 +209,8 @@ def _meeting(nodes: int, directory: Path) -> Meeting:
     """Let a head in this process and members in a forked one meet."""
     raise_descriptor_limit()
     realm = Realm(paths=RunPaths(root=directory / "job" / "run"), attempt=1)
-    realm.create_secret()
+    realm.paths.attempts_dir.mkdir(parents=True)
+    take_attempt(realm.paths, 1, "")
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -239,7 +241,7 @@ def _members(nodes: int, realm: Realm, writing: int) -> int:
 
 async def _head_meets(nodes: int, realm: Realm) -> int:
     count = _counted()
-    head = Head(realm, realm.create_secret(), nodes, lambda: 300.0)
+    head = Head(realm, nodes, lambda: 300.0, SharedDisk())
 
     async def knocked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if not await head.admit(connection.Channel(reader, writer)):

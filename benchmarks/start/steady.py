@@ -109,7 +109,7 @@ def _used(cluster: Cluster, training: Collection[int]) -> dict[str, dict[int, tu
 def role(name: str, command: str) -> str:
     """Return what a process of a node is, by its command line."""
     roles = {"slurm import batch": "conductor", "clusterrun.node agent": "agent"}
-    roles |= {"accelerate_main": "launcher", "node.forge": "forge"}
+    roles |= {"forge.launchers": "launcher", "node.forge": "forge"}
     return next((text for sign, text in roles.items() if sign in command), name)
 
 

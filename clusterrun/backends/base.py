@@ -84,7 +84,6 @@ class Backend(Protocol):
 
         Raises SubmissionError, SchedulerUnreachableError.
         """
-        ...
 
     def submit_again(
         self,
@@ -103,7 +102,6 @@ class Backend(Protocol):
         Raises SubmissionError, SchedulerUnreachableError (PerhapsSubmittedError if the job may be
         queued).
         """
-        ...
 
     def query(
         self,
@@ -118,8 +116,6 @@ class Backend(Protocol):
         `since` is when the oldest of them was submitted; the answer may be `max_age_s` old (None:
         the backend's default). `own`: all jobs belong to this user.
         """
-        ...
 
     def cancel(self, job_ids: Sequence[str]) -> None:
         """Cancel jobs; ignore those that have ended. Raises JobNotFoundError if one is unknown."""
-        ...

@@ -16,12 +16,12 @@ from clusterrun.errors import NodeExit
 from clusterrun.logformat.bars import Text, find_bar
 from clusterrun.logformat.lines import LINE_BYTES, LogLine, Stream, parse_line
 from clusterrun.node.recovery.printed import last_word
+from clusterrun.rundir.attempt import read_attempt
 from clusterrun.rundir.events import Event, EventType, read_ends
 from clusterrun.rundir.outcome import Cause, End, Outcome, Reason, read_outcome
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.startup import ENDED_BY, Phase, Startup
-from clusterrun.rundir.world import read_world
-from clusterrun.shared.files import end_of, read_whole, size_of
+from clusterrun.shared.files import end_of, size_of
 from clusterrun.shared.finding import Finding
 from clusterrun.shared.joined import Unjoined
 from clusterrun.shared.state import JobState
@@ -89,7 +89,7 @@ class Evidence:
 def read_evidence(paths: RunPaths) -> Evidence:
     """Read the newest attempt's events from the first node, which has rank 0."""
     attempt = paths.newest_attempt()
-    nodes = read_world(paths, attempt)
+    nodes = read_attempt(paths, attempt).nodes
     # The first node's events, or those of a few nodes while the first node is unknown.
     files = [paths.events(nodes[0])] if nodes else sorted(paths.events_dir.glob("*.jsonl"))[:FEW]
     found = [event for file in files for event in _read(file, attempt, size_of(file))]
@@ -158,7 +158,7 @@ def _progress(steps: Sequence[Event]) -> TrainingProgress:
 
 
 def newest_failure(
-    paths: RunPaths, end: End | None, newest: Outcome | None, job: SchedulerJob | None = None
+    paths: RunPaths, end: End | None, newest: Outcome | None, job: SchedulerJob
 ) -> Outcome | None:
     """Return the failure that ended the newest attempt; None if it was cancelled or interrupted.
 
@@ -167,7 +167,7 @@ def newest_failure(
     if newest is not None:
         return newest if newest.code and newest.cause.is_failure else None
     attempt = paths.newest_attempt()
-    if end is None and job is not None and not attempt:
+    if end is None and not attempt:
         end = End(state=job.state, exit_code=job.exit_code, ended_at=job.end)
     if end is None or end.state is not JobState.FAILED:
         return None
@@ -291,25 +291,23 @@ def bad_nodes(paths: RunPaths) -> tuple[str, ...]:
 
 def _attempt(paths: RunPaths, number: int, outcomes: dict[int, Outcome | None]) -> AttemptSummary:
     outcome = outcomes[number]
-    nodes = outcome.nodes if outcome else read_world(paths, number)
+    nodes = outcome.nodes if outcome else read_attempt(paths, number).nodes
+    summary = AttemptSummary(number=number, nodes=nodes, outcome=outcome)
     if outcome is None or outcome.step is None or outcome.cause is Cause.COMPLETED:
-        return AttemptSummary(number=number, nodes=nodes, outcome=outcome)
+        return summary
     if outcome.checkpoint is None and number + 1 not in outcomes:
         # The script may have saved without reporting it: only the next attempt shows that.
-        return AttemptSummary(number=number, nodes=nodes, outcome=outcome)
+        return summary
     first = _resumed_from(paths, number, outcomes)
     lost = max(0, outcome.step - _resumed_from(paths, number + 1, outcomes))
     done = outcome.step - first
     lost_s = (outcome.ended_at - outcome.started_at) * min(1.0, lost / done) if done > 0 else None
-    return AttemptSummary(
-        number=number, nodes=nodes, outcome=outcome, lost_steps=lost, lost_s=lost_s
-    )
+    return replace(summary, lost_steps=lost, lost_s=lost_s)
 
 
 def _resumed_from(paths: RunPaths, number: int, outcomes: dict[int, Outcome | None]) -> int:
     """Return the step from which an attempt resumed; if unknown, that of the newest checkpoint."""
-    try:
-        return int(read_whole(paths.resumed(number))[:15])
-    except (OSError, ValueError):
-        before = outcomes.get(number - 1)
-        return (before.checkpoint if before else None) or 0
+    if (step := read_attempt(paths, number).resumed) is not None:
+        return step
+    before = outcomes.get(number - 1)
+    return (before.checkpoint if before else None) or 0

@@ -12,7 +12,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -106,15 +106,6 @@ def _asked(path: str) -> Interpreter | None:
     except (ClusterrunError, KeyError, TypeError, ValueError, AttributeError):
         return None
     return Interpreter(path, (major, minor), packages, is_known=True, places=places)
-
-
-def cache_file(kind: str, key: Sequence[str], environ: Mapping[str, str]) -> Path:
-    """Return the file of an answer that holds until its key changes, in the user's cache."""
-    import hashlib  # slow to import
-
-    cache = environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    name = hashlib.sha256(json.dumps(key).encode(errors="surrogateescape")).hexdigest()[:24]
-    return Path(cache) / "clusterrun" / kind / f"{name}.json"
 
 
 # Read its files

@@ -1,4 +1,4 @@
-"""Gather the facts about this machine that planning needs."""
+"""Gather the facts about this machine that planning needs; read the script, and never run it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import itertools
 import os
 import shlex
 import sys
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -13,26 +14,33 @@ from typing import Final
 from clusterrun.backends import interpreters
 from clusterrun.config.choices import Cluster, Starter
 from clusterrun.config.environments import python_of
-from clusterrun.config.hosts import HostList, parse_hostfile
-from clusterrun.config.spec import JobSpec
-from clusterrun.errors import UsageError
-from clusterrun.launch.facts import Facts
-from clusterrun.launch.hosts import (
+from clusterrun.config.hosts import (
     FLUX,
     FLUX_HOSTS,
     NODE_FILES,
+    HostList,
     allocation_hosts,
     allocation_source,
     choose_starter,
+    parse_hostfile,
     without_excluded,
 )
-from clusterrun.launch.inputs import is_of_one_machine, paths_to_look_for, runs_in_container
-from clusterrun.launch.script_args import named_json
+from clusterrun.config.settings import Resolved
+from clusterrun.config.spec import JobSpec
+from clusterrun.errors import UsageError
+from clusterrun.launch.facts import Facts, Interpreter
+from clusterrun.launch.inputs import (
+    is_of_one_machine,
+    named_json,
+    paths_to_look_for,
+    runs_in_container,
+)
 from clusterrun.launch.user_files import is_for_deepspeed
 from clusterrun.shared import shell
 from clusterrun.shared.wording import nearest
 
 HOSTS_S: Final = 20.0
+_ARCHIVE: Final = b"PK\x03\x04"  # Python runs a zip archive with a __main__.py
 
 
 def gather_facts(
@@ -47,6 +55,8 @@ def gather_facts(
     scheduler = cluster.scheduler
     python = interpreter_of(spec, cwd, home="" if scheduler.has_hosts else environ.get("HOME", ""))
     file = interpreters.path_of(python, spec, environ)
+    hosts = _all_hosts(spec, cluster, cwd, environ) if scheduler.has_hosts else HostList()
+    hosts = without_excluded(hosts, spec.exclude) if hosts.hosts and spec.exclude else hosts
     interpreter = interpreters.look_at(file, may_run=may_run, environ=environ)
     return Facts(
         cluster=cluster,
@@ -60,22 +70,17 @@ def gather_facts(
         platform=sys.platform,
         own_python=sys.executable,
         missing=frozenset(path for path in paths_to_look_for(spec) if not _exists(cwd / path)),
-        accelerate_config_text=_own_text(spec.accelerate_config, cwd, "accelerate configuration"),
+        accelerate_config_text=_text_in(spec.accelerate_config, cwd, "accelerate configuration"),
         accelerate_keys=interpreters.accelerate_keys(interpreter)
         if spec.accelerate_config and not runs_in_container(spec)
         else frozenset(),
-        deepspeed_config_text=_own_text(spec.deepspeed_config, cwd, "DeepSpeed configuration"),
+        deepspeed_config_text=_text_in(spec.deepspeed_config, cwd, "DeepSpeed configuration"),
         script_deepspeed_text=_script_json(spec, cwd, cluster),
-        hosts=_host_list(spec, cluster, cwd, environ) if scheduler.has_hosts else HostList(),
-        starter=choose_starter(spec, cluster, environ, lambda name: shell.find(name) is not None)
+        hosts=hosts,
+        starter=choose_starter(spec.starter, cluster, environ, shell.find)
         if scheduler.has_hosts
         else Starter.SSH,
     )
-
-
-def _host_list(spec: JobSpec, cluster: Cluster, cwd: Path, environ: Mapping[str, str]) -> HostList:
-    listed = _all_hosts(spec, cluster, cwd, environ)
-    return without_excluded(listed, spec.exclude) if spec.exclude else listed
 
 
 def _all_hosts(spec: JobSpec, cluster: Cluster, cwd: Path, environ: Mapping[str, str]) -> HostList:
@@ -84,7 +89,7 @@ def _all_hosts(spec: JobSpec, cluster: Cluster, cwd: Path, environ: Mapping[str,
     if spec.hosts:
         return HostList(hosts=spec.hosts, slots=(0,) * len(spec.hosts), source="--hosts")
     if spec.hostfile:
-        return parse_hostfile(_own_text(spec.hostfile, cwd, "hostfile"), shown=spec.hostfile)
+        return parse_hostfile(_text_in(spec.hostfile, cwd, "hostfile"), shown=spec.hostfile)
     if cluster.scheduler.outlives_shell:
         raise UsageError(
             "--cluster ssh needs hosts",
@@ -96,7 +101,7 @@ def _all_hosts(spec: JobSpec, cluster: Cluster, cwd: Path, environ: Mapping[str,
 
 def _text_of(source: str, value: str, cwd: Path) -> str:
     if source in NODE_FILES:
-        return _own_text(value, cwd, f"file in ${source}")
+        return _text_in(value, cwd, f"file in ${source}")
     if source != FLUX:
         return value
     done = shell.run(FLUX_HOSTS, timeout_s=HOSTS_S, tries=1)
@@ -142,21 +147,26 @@ def _exists(path: Path) -> bool:
     return True
 
 
-def _own_text(name: str | None, cwd: Path, what: str) -> str:
-    if name is None:
-        return ""
+def _text_in(name: str | None, cwd: Path, what: str) -> str:
+    """Return the text of a file that the user named; "" for none. Raises UsageError."""
     try:
-        return (cwd / name).read_text(encoding="utf-8-sig")
-    except FileNotFoundError as error:
-        text = f"the {what} '{name}' does not exist"
-        raise UsageError(text, hint=nearest_file(cwd / name)) from error
-    except OSError as error:
-        hint = "name a file that you can read"
-        text = f"cannot read the {what} '{name}'"
-        raise UsageError(text, cause=error.strerror, hint=hint) from error
+        text = "" if name is None else named_file(name, cwd, what).decode("utf-8-sig")
+        return text.replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         text = f"the {what} '{name}' is not UTF-8 text"
         raise UsageError(text, cause=str(error), hint="save it as UTF-8") from error
+
+
+def named_file(name: str, cwd: Path, what: str, where: str | None = None) -> bytes:
+    """Return the content of a file that the user named, in `where`. Raises UsageError."""
+    try:
+        return (cwd / name).read_bytes()
+    except FileNotFoundError as error:
+        text, hint = f"the {what} '{name}' does not exist", nearest_file(cwd / name)
+        raise UsageError(text, hint=hint, where=where) from error
+    except OSError as error:
+        text, hint = f"cannot read the {what} '{name}'", f"name a {what} that you can read"
+        raise UsageError(text, cause=error.strerror, hint=hint, where=where) from error
 
 
 def _script_json(spec: JobSpec, cwd: Path, cluster: Cluster) -> str:
@@ -223,3 +233,69 @@ def visible_gpus(found: Mapping[str, str], environ: Mapping[str, str]) -> tuple[
         return any(uuid.startswith(name) for uuid in found.values()) if is_uuid else name in found
 
     return tuple(itertools.takewhile(is_device, (name.strip() for name in listed.split(","))))
+
+
+# The script: it exists, can be read and is valid Python
+
+
+def read_script(resolved: Resolved) -> bytes | None:
+    """Return the script's source; None for a zip archive, a module elsewhere, or no script.
+
+    Raises UsageError for a file that is missing, can't be read, or is not Python.
+    """
+    spec = resolved.spec
+    if spec.script is None:
+        return _module(resolved.cwd, spec.module) if spec.module else None
+    where = resolved.origins["script"].where
+    source = named_file(spec.script, resolved.cwd, "script", where)
+    if source.startswith(_ARCHIVE):
+        return None
+    if problem := _other_kind(source):
+        raise UsageError(
+            f"'{spec.script}' is not a Python script: {problem}",
+            hint="name the Python file that trains",
+            where=where,
+        )
+    return source
+
+
+def syntax_problem(
+    resolved: Resolved, source: bytes, interpreter: Interpreter
+) -> UsageError | None:
+    """Return the script's syntax error; None if the job's Python is of another version."""
+    name = resolved.spec.script or resolved.spec.module or ""
+    if interpreter.version not in (None, sys.version_info[:2]):
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile(source, name, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        line, lines = error.lineno or 0, ["", *source.decode(errors="replace").splitlines()]
+        text = lines[line].strip() if line < len(lines) else ""
+        hint = f"correct this line: {text[:80]}" if text else "correct the script"
+        return UsageError(f"{name}:{line}: {error.msg} (SyntaxError)", hint=hint)
+    except (ValueError, RecursionError, MemoryError):  # too deep here, perhaps not in the rank
+        pass
+    return None
+
+
+def _other_kind(source: bytes) -> str:
+    """Return why a file is not Python source; "" if it may be."""
+    if b"\0" in source[:1024]:
+        return "it is a binary file"
+    first = source.split(b"\n", 1)[0]
+    if first.startswith(b"#!") and b"python" not in first and b"uv" not in first:
+        return f"it begins with {first.decode(errors='replace').strip()}"
+    return ""
+
+
+def _module(cwd: Path, module: str) -> bytes | None:
+    """Return the source of a module of the working directory; None if it is elsewhere."""
+    path = cwd.joinpath(*module.split("."))
+    for file in (path.with_name(f"{path.name}.py"), path / "__main__.py"):
+        try:
+            return file.read_bytes()
+        except (OSError, ValueError):
+            continue
+    return None

@@ -164,32 +164,32 @@ def _contained(
 
 
 def _status(record: JobRecord, end: End | None, answer: _Answer | None) -> JobStatus:
-    job = answer.get(record.job_id) if isinstance(answer, dict) else None
-    error = None if isinstance(answer, dict) else answer
+    unknown = SchedulerJob(job_id=record.job_id, state=JobState.UNKNOWN, source="")
+    job = answer.get(record.job_id, unknown) if isinstance(answer, dict) else unknown
     evidence = read_evidence(record.paths)
     state = _state(end, job, evidence)
     request = record.paths.request(evidence.attempt)
     if state is JobState.RUNNING and read_request(request) is Reason.END:
         # The scheduler may show a cancellation half a minute late; a later start is of a requeue.
-        is_requeued = _later(job.start if job else None, request.stat().st_mtime)
+        is_requeued = _later(job.start, request.stat().st_mtime)
         state = JobState.RUNNING if is_requeued else JobState.COMPLETING
-    waits = state is JobState.PENDING and job is not None
+    waits = state is JobState.PENDING
     over, runs = state.is_terminal, state is JobState.RUNNING
     attempts = _corrected(read_attempts(record.paths, evidence.attempt), record, state)
-    start = (job.start if job else None) or _started(attempts, evidence)
-    ended = (end.ended_at if end else None) or (job.end if job else None)
-    code, number = (job.exit_code, job.exit_signal) if job else (None, None)
+    start = job.start or _started(attempts, evidence)
+    ended = (end.ended_at if end else None) or job.end
+    code, number = job.exit_code, job.exit_signal
     if end is not None and end.exit_code is not None:  # the run's own is better
         code, number = end.exit_code, end.exit_code - 128
         number = number if 0 < number < 65 else None
     reason = _without_room(record.paths) if runs else ""
     if state is JobState.COMPLETING:
         reason = "its processes are being stopped"
-    elif job and job.state is state and not waits and job.reason != "NonZeroExitCode":
+    elif job.state is state and not waits and job.reason != "NonZeroExitCode":
         reason = reason or job.reason
-    pending = _pending(record, job, evidence) if waits and job else None
+    pending = _pending(record, job, evidence) if waits else None
     can_start = pending is not None and pending.can_start is not False
-    elapsed_s = job.elapsed_s if job else None
+    elapsed_s = job.elapsed_s
     if elapsed_s is None and start is not None and ended is not None:
         elapsed_s = int(ended - start)
     return JobStatus(
@@ -197,14 +197,14 @@ def _status(record: JobRecord, end: End | None, answer: _Answer | None) -> JobSt
         state=state,
         reason=reason,
         pending=pending,
-        partition=job.partition if job and waits else "",
-        asked_nodes=job.asked_nodes if job and waits else None,
-        asked_limit_s=job.limit_s if job and waits else None,
-        nodelist=(job.nodelist if job else "")
+        partition=job.partition if waits else "",
+        asked_nodes=job.asked_nodes if waits else None,
+        asked_limit_s=job.limit_s if waits else None,
+        nodelist=job.nodelist
         or ",".join(evidence.hosts if record.cluster.scheduler.is_this_machine else evidence.nodes),
         elapsed_s=elapsed_s,
-        limit_s=(job.limit_s if job else None) or record.time_minutes * 60 or None,
-        expected_start=job.expected_start if job and can_start else None,
+        limit_s=job.limit_s or record.time_minutes * 60 or None,
+        expected_start=job.expected_start if can_start else None,
         start=start,
         end=ended if over else None,
         exit_code=code if over else None,
@@ -219,7 +219,7 @@ def _status(record: JobRecord, end: End | None, answer: _Answer | None) -> JobSt
         failure=newest_failure(record.paths, end, attempts[-1].outcome if attempts else None, job),
         attempts=attempts,
         notes=_notes(record, state, job, answer, evidence),
-        error=None if over else error,
+        error=answer if isinstance(answer, SchedulerUnreachableError) and not over else None,
     )
 
 
@@ -265,13 +265,13 @@ def _corrected(
     return (*attempts[:-1], dataclasses.replace(attempts[-1], outcome=last))
 
 
-def _state(end: End | None, job: SchedulerJob | None, evidence: Evidence) -> JobState:
+def _state(end: End | None, job: SchedulerJob, evidence: Evidence) -> JobState:
     """Choose between the state in the files and the scheduler's.
 
     The files show sooner that the job runs or has ended, and keep its state. The scheduler knows
     better why it failed and whether it starts again.
     """
-    if job is None or job.state is JobState.UNKNOWN:
+    if job.state is JobState.UNKNOWN:
         return end.state if end else JobState.UNKNOWN
     if end is None:
         begun = job.state is JobState.PENDING and _later(evidence.started_at, job.asked_at)
@@ -313,7 +313,7 @@ def _started(attempts: Sequence[AttemptSummary], evidence: Evidence) -> float | 
 def _notes(
     record: JobRecord,
     state: JobState,
-    job: SchedulerJob | None,
+    job: SchedulerJob,
     answer: _Answer | None,
     evidence: Evidence,
 ) -> tuple[str, ...]:
@@ -321,9 +321,10 @@ def _notes(
     notes = [evidence.unsaved] if evidence.unsaved and not is_late else []
     if not record.job_id and not record.is_damaged:
         notes.append("its submission was interrupted; look for it with 'squeue --me'")
-    if answer is not None and job is None and not state.is_terminal:
-        unknown = "the scheduler no longer knows this job"
-        notes.append(unknown if isinstance(answer, dict) else answer.message)
-    if job and job.note:
+    if isinstance(answer, SchedulerUnreachableError) and not state.is_terminal:
+        notes.append(answer.message)
+    elif answer is not None and not (job.source or job.note or state.is_terminal):
+        notes.append("the scheduler no longer knows this job")
+    if job.note:
         notes.append(job.note)
     return tuple(notes)

@@ -71,7 +71,7 @@ def command(
                 "name": before.record.name,
                 "state_before": before.state.value,
                 "cancelled": not before.state.is_terminal and before not in completed,
-                "chained": list(before.record.chained_job_ids),
+                "chained": before.record.chained_job_ids,
                 "saved": saved.get(before.record.job_id) or None,
             }
             for before in found
@@ -98,18 +98,14 @@ def _let_leave(found: list[JobStatus], timeout_s: int, unheard_s: float) -> dict
                 output.say(f"asked {job} to save a checkpoint, waiting up to {clock(timeout_s)}")
             else:
                 output.note(f"{job} is not running; there is nothing to save")
-        cancel.wait_until_left(
-            asked, timeout_s=timeout_s, unheard_s=unheard_s, watch=_progress(unheard_s)
-        )
+        watch = _progress(unheard_s)
+        cancel.wait_until_left(asked, timeout_s=timeout_s, unheard_s=unheard_s, watch=watch)
     except KeyboardInterrupt:
         names = ", ".join(before.record.job_id for before in asked)
         output.say_interrupted(f"stopped waiting for {names}; the ranks still save and exit")
         raise
-    return {
-        before.record.job_id: _print_saved(before, asked_at)
-        for before in asked
-        if not cancel.has_completed(before.record)
-    }
+    left = (before for before in asked if not cancel.has_completed(before.record))
+    return {before.record.job_id: _print_saved(before, asked_at) for before in left}
 
 
 def _progress(unheard_s: float) -> Callable[[Sequence[JobStatus]], None]:

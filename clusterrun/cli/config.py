@@ -9,14 +9,14 @@ from pathlib import Path
 import click
 
 from clusterrun.backends.environment import working_directory
-from clusterrun.backends.script import read_script
+from clusterrun.backends.machine_facts import read_script
 from clusterrun.cli.shared import complete, output
 from clusterrun.cli.shared.options import JobCommand, JobOptions, job_options
 from clusterrun.config.document import Document, parse_document
 from clusterrun.config.files import FoundFiles, find_files
-from clusterrun.config.keys import BY_KEY
 from clusterrun.config.load import resolve
 from clusterrun.config.settings import Resolved, Row
+from clusterrun.config.spec import BY_KEY
 from clusterrun.errors import Exit, UsageError
 from clusterrun.shared.wording import nearest
 

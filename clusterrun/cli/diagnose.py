@@ -6,7 +6,6 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,10 @@ import click
 
 from clusterrun.cli.shared import complete, output
 from clusterrun.cli.shared.closing import Row, block, labelled
-from clusterrun.cli.shared.job_text import choose_attempts, cut, find_announced, timestamp
+from clusterrun.cli.shared.job_json import timestamp
+from clusterrun.cli.shared.job_text import choose_attempts, cut, find_announced
 from clusterrun.cli.shared.options import explain_option
+from clusterrun.diagnosis.lines import PrintedLine
 from clusterrun.diagnosis.scan import FoundSign
 from clusterrun.diagnosis.weigh import Verdict
 from clusterrun.errors import Exit, JobNotFoundError, UsageError
@@ -24,13 +25,10 @@ from clusterrun.shared.hostlist import fold_hosts, fold_ranks
 from clusterrun.shared.state import JobState
 from clusterrun.shared.wording import count
 from clusterrun.verbs.bundle import write_bundle
-from clusterrun.verbs.diagnose import REPORTED, Diagnosis, diagnose, diagnose_logs, place_of
+from clusterrun.verbs.diagnose import REPORTED, Diagnosis, diagnose, diagnose_logs, place_of, short
 from clusterrun.verbs.hangs import LASTING_S, SAMPLES_S, Hang, groups, look, sentences
-from clusterrun.verbs.judge import short
 from clusterrun.verbs.remedies import retry_of, run_of, to_do
 from clusterrun.verbs.status import status
-
-SCHEMA = "clusterrun.diagnose/1"
 
 
 @click.command()
@@ -98,7 +96,7 @@ def command(
         choose_attempts(name, record.paths.attempts(), attempt)
         found = diagnose(record, attempt=attempt)
     if as_json:
-        output.answer_json({"schema": SCHEMA, **diagnosis_object(found)})
+        output.answer_json({"schema": "clusterrun.diagnose/1", **diagnosis_object(found)})
     else:
         output.answer_rows(_rows(found))
     if bundle is not None and found.job is not None:
@@ -138,11 +136,14 @@ def _rows(found: Diagnosis) -> Iterator[Row]:
         yield "job", f"{found.job.record.job_id or '-'}  {found.job.record.name}"
         attempt = f", attempt {found.attempt}" if found.attempt else ""
         yield "state", f"{output.painted_state(found.job.state.value)}{attempt}"
-    is_of_job, ending = found.job is not None, list[Row]()
+    ending = list[Row]()
     if found.verdict or found.failure:
-        verdict = short(found, is_of_job=is_of_job)
+        verdict = short(found, is_of_job=found.job is not None)
         ending = [*block(found.job, found.failure, verdict, found.attempt, followed=_after(found))]
-    yield from _signs(found, "\n".join(text for _, text in ending), is_of_job=is_of_job)
+    if found.verdict is None:
+        yield from _without_verdict(found)
+    else:
+        yield from labelled("signs", _signs(found, "\n".join(text for _, text in ending)))
     yield from labelled("changed", (cut(change.text) for change in found.changes))
     if found.subtracted:
         kinds = count(found.subtracted, "kind")
@@ -150,23 +151,23 @@ def _rows(found: Diagnosis) -> Iterator[Row]:
     yield from ending
 
 
-def _signs(found: Diagnosis, told: str, *, is_of_job: bool) -> Iterator[Row]:
-    """Yield the signs that are not `told` below."""
-    if found.verdict is None:
-        yield from _without_verdict(found)
-        return
-    lines = ((x.line, x.line.text.strip().partition("\n")[0]) for x in found.verdict.evidence)
-    new = ((line, cut(text)) for line, text in lines if cut(text) not in told)
-    signs = (f"{place_of(line, is_of_job=is_of_job)}: {text}" for line, text in islice(new, 2))
-    yield from labelled("signs", signs)
+def _signs(found: Diagnosis, told: str) -> list[str]:
+    """Return the first two signs that are not `told` below."""
+    lines = [each.line for each in found.verdict.evidence] if found.verdict else []
+    new = [line for line in lines if _first_line(line) not in told]
+    is_of_job = found.job is not None
+    return [f"{place_of(line, is_of_job=is_of_job)}: {_first_line(line)}" for line in new[:2]]
+
+
+def _first_line(line: PrintedLine) -> str:
+    return cut(line.text.strip().partition("\n")[0])
 
 
 def _after(found: Diagnosis) -> Iterator[str]:
     """Yield what was printed because of it: for each kind of line the first one."""
     for each in found.verdict.consequences if found.verdict else ():
         where = f" on {count(len(each.ranks), 'rank')}" if each.ranks else ""
-        text = each.first.text.strip().partition("\n")[0]
-        yield f"{count(each.count, 'line')}{where} such as: {cut(text)}"
+        yield f"{count(each.count, 'line')}{where} such as: {_first_line(each.first)}"
 
 
 def _without_verdict(found: Diagnosis) -> Iterator[Row]:
@@ -242,16 +243,13 @@ def _evidence(finding: FoundSign) -> dict[str, Any]:
     }
 
 
-LOOK_SCHEMA = "clusterrun.look/1"
-
-
 def _show_look(job: str | None, *, as_json: bool) -> Exit:
     """Print where the ranks are; return Exit.NO if ranks miss a collective."""
     found = status(find_announced(job))
     hang = look(found)
     head = {"job_id": found.record.job_id, "attempt": found.attempt}
     if as_json:
-        output.answer_json({"schema": LOOK_SCHEMA, **head, **_look_object(hang)})
+        output.answer_json({"schema": "clusterrun.look/1", **head, **_look_object(hang)})
     else:
         output.answer(f"job {head['job_id']} {found.record.name}, attempt {found.attempt}")
         for text in _look_lines(hang):
@@ -288,15 +286,7 @@ def _look_lines(hang: Hang) -> Iterator[str]:
 def _look_object(hang: Hang) -> dict[str, Any]:
     stuck = hang.stuck if hang.is_lasting else None
     return {
-        "groups": [
-            {
-                "ranks": fold_ranks(group.ranks),
-                "where": group.where,
-                "is_waiting": group.is_waiting,
-                "moved": group.moved,
-            }
-            for group in groups(hang)
-        ],
+        "groups": [{**vars(each), "ranks": fold_ranks(each.ranks)} for each in groups(hang)],
         "stuck": stuck
         and {
             "kind": stuck.kind.value,

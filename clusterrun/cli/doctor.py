@@ -1,7 +1,11 @@
-"""`doctor`: check this machine and Slurm before a job is queued."""
+"""`doctor`: check this machine and Slurm before a job is queued.
+
+`explain`: print the page of what diagnose, doctor, the preflight or check names.
+"""
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from typing import Final
 
@@ -9,13 +13,17 @@ import click
 
 from clusterrun.cli.shared import output
 from clusterrun.cli.shared.options import JobOptions, ScriptCommand, explain_option, job_options
-from clusterrun.errors import Exit
-from clusterrun.health.reports import DIRECTORY
+from clusterrun.diagnosis.table import KnownCause, built_in
+from clusterrun.errors import Exit, UsageError
+from clusterrun.health import checks
+from clusterrun.health.together import DIRECTORY
+from clusterrun.linting.rule import rules
 from clusterrun.shared.finding import Finding, Severity
-from clusterrun.verbs.doctor import chosen, examine, is_chosen, subject_of
+from clusterrun.shared.wording import nearest
+from clusterrun.verbs.doctor import chosen, examine, is_chosen, places, subject_of
 from clusterrun.verbs.smoke import examine_here, findings, run
 
-SCHEMA: Final = "clusterrun.doctor/1"
+_WIDTH: Final = 90  # of a page's text
 _COUNTED: Final = dict(zip(Severity, ("ok", "noted", "failed", "skipped"), strict=True))
 
 
@@ -78,7 +86,8 @@ def _close(found: list[Finding], facts: dict[str, object], as_json: bool) -> Exi
     if as_json:
         numbers = {status.value: counts[status] for status in Severity}
         rows = [each.to_data() for each in found]
-        output.answer_json({"schema": SCHEMA, "checks": rows, "counts": numbers, **facts})
+        data = {"schema": "clusterrun.doctor/1", "checks": rows, "counts": numbers, **facts}
+        output.answer_json(data)
     elif output.is_on_terminal():
         skipped = (Severity.SKIP,) * output.session.verbose
         for status in (*skipped, Severity.NOTE, Severity.FAIL):
@@ -91,3 +100,60 @@ def _close(found: list[Finding], facts: dict[str, object], as_json: bool) -> Exi
     if facts["exclude"]:
         output.say(f"leave out the nodes that failed: --exclude {facts['exclude']}")
     return Exit.NO if counts[Severity.FAIL] else Exit.OK
+
+
+# Pages
+
+
+@click.command()
+@click.argument("name", metavar="ID")
+def explain_command(name: str) -> None:
+    """Explain a cause, a check or a rule.
+
+    ID is what diagnose, doctor, the preflight or check printed. 'all', or a beginning such as gpu,
+    lists ids.
+
+    \b
+    clusterrun explain cuda_oom
+    clusterrun explain node.shm
+    clusterrun explain gpu
+    """
+    known = pages()
+    if name in known:
+        summary, rows = known[name]
+        output.answer(f"{name}  {summary}")
+        output.answer_rows(rows)
+        return
+    listed = [(x, known[x][0]) for x in known if name == "all" or x.startswith(name)]
+    if not listed:
+        near = nearest(name, known)
+        hint = f"use '{near}'" if near else "list the ids with: clusterrun explain all"
+        raise UsageError(f"nothing has the id '{name}'", hint=hint)
+    output.answer_table(("ID", "ABOUT"), listed)
+
+
+Page = tuple[str, list[tuple[str, str]]]
+"""What an id stands for, and rows of a label and a text."""
+
+
+def pages() -> dict[str, Page]:
+    """Return the pages of all ids."""
+    causes = {cause.id: _page_of_cause(cause) for cause in built_in().values()}
+    looks = {name: _page_of_check(name, page) for name, page in checks.pages().items()}
+    return {**causes, **looks, **{x.id: (x.reason, [("fix", x.fix)]) for x in rules().values()}}
+
+
+def _page_of_cause(cause: KnownCause) -> Page:
+    signs = [f"{sign.written}  [{sign.seen or 'any version'}]" for sign in cause.signs]
+    rows = [("do", str(advice)) for advice in cause.do] + [("sign", text) for text in signs]
+    return cause.means, rows
+
+
+def _page_of_check(name: str, page: checks.CheckPage) -> Page:
+    rows = []
+    for label, text in (("FAIL if", page.fails), ("note if", page.notes), ("then", page.why)):
+        lines = textwrap.wrap(text, _WIDTH, break_on_hyphens=False)
+        rows += [("" if number else label, line) for number, line in enumerate(lines)]
+    rows += [("fix", text) for text in page.fix]  # never wrapped: they are copied
+    rows += [("runs on", text) for text in places(name)]
+    return f"looks at {page.looks_at}", rows

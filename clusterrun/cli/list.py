@@ -21,7 +21,7 @@ from clusterrun.shared.durations import clock
 from clusterrun.shared.state import JobState
 from clusterrun.shared.wording import count
 from clusterrun.verbs.find import is_elsewhere
-from clusterrun.verbs.list import list_jobs
+from clusterrun.verbs.status import list_jobs
 
 SPARE = ("START", "GPUS", "ELAPSED / LIMIT", "NODES", "PROJECT", "STEP", "NAME")
 HEAD = ("JOB", "NAME", "STATE", "NODES", "GPUS", "START", "ELAPSED / LIMIT", "STEP", "WHY / WHERE")
@@ -86,13 +86,12 @@ def _print_table(shown: list[JobStatus], *, is_empty: bool, left_out: int) -> No
     if not shown:
         output.say("no runs yet" if is_empty else "no runs to show")
         return
+    head: tuple[str, ...] = HEAD
     rows = [_row(job) for job in shown]
     if any(is_elsewhere(job.record) for job in shown):
-        projects = (job.record.workdir for job in shown)
-        rows = [(project, *row) for project, row in zip(projects, rows, strict=True)]
-    output.answer_table(
-        HEAD if len(HEAD) == len(rows[0]) else ("PROJECT", *HEAD), rows, spare=SPARE
-    )
+        head = ("PROJECT", *HEAD)
+        rows = [(job.record.workdir, *row) for job, row in zip(shown, rows, strict=True)]
+    output.answer_table(head, rows, spare=SPARE)
     if any(job.progress.source is ProgressSource.OUTPUT for job in shown):
         output.note(f"{READ_MARK} was read from the output")
     if left_out:

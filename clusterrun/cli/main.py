@@ -59,32 +59,30 @@ class Verb(NamedTuple):
 
 
 VERBS: Final[dict[str, Verb]] = {
-    "plan": Verb("clusterrun.cli.plan", "Run", "Estimate memory, time and cost before you queue."),
-    "scaling": Verb("clusterrun.cli.scaling", "Run", "Measure how a script scales across nodes."),
-    "submit": Verb("clusterrun.cli.submit", "Run", "Submit a training script to N nodes."),
-    "check": Verb("clusterrun.cli.check", "Run", "Look for pitfalls in a script and its launch."),
-    "render": Verb("clusterrun.cli.submit", "Run", "Print the batch script that submit sends."),
-    "resume": Verb("clusterrun.cli.resume", "Run", "Continue a run that has ended."),
-    "resubmit": Verb("clusterrun.cli.resume", "Run", "Start a new run like an earlier one."),
-    "cancel": Verb("clusterrun.cli.cancel", "Run", "Cancel jobs."),
-    "prune": Verb("clusterrun.cli.prune", "Run", "Remove old runs of this project."),
-    "status": Verb("clusterrun.cli.status", "Watch", "Show the state of jobs."),
-    "top": Verb("clusterrun.cli.status", "Watch", "Show a job while it runs."),
-    "list": Verb("clusterrun.cli.list", "Watch", "List jobs and their states."),
-    "logs": Verb("clusterrun.cli.logs.command", "Watch", "Print the output of the ranks."),
-    "diagnose": Verb("clusterrun.cli.diagnose", "Watch", "Name why a run failed."),
-    "explain": Verb("clusterrun.cli.explain", "Watch", "Explain a cause, a check or a rule."),
-    "init": Verb("clusterrun.cli.init", "Set up", "Write a starter clusterrun.yaml."),
-    "config": Verb("clusterrun.cli.config", "Set up", "Show and check the configuration."),
-    "doctor": Verb(
-        "clusterrun.cli.doctor", "Set up", "Check this machine and Slurm for a job, or nodes."
-    ),
-    "completion": Verb("clusterrun.cli.main", "Set up", "Print a completion script for a shell."),
-    "help": Verb("clusterrun.cli.main", "Set up", "Explain a command or the exit codes."),
+    "plan": Verb("plan", "Run", "Estimate memory, time and cost before you queue."),
+    "scaling": Verb("scaling", "Run", "Measure how a script scales across nodes."),
+    "submit": Verb("submit", "Run", "Submit a training script to N nodes."),
+    "check": Verb("submit", "Run", "Look for pitfalls in a script and its launch."),
+    "render": Verb("submit", "Run", "Print the batch script that submit sends."),
+    "resume": Verb("resume", "Run", "Continue a run that has ended."),
+    "resubmit": Verb("resume", "Run", "Start a new run like an earlier one."),
+    "cancel": Verb("cancel", "Run", "Cancel jobs."),
+    "prune": Verb("prune", "Run", "Remove old runs of this project."),
+    "status": Verb("status", "Watch", "Show the state of jobs."),
+    "top": Verb("status", "Watch", "Show a job while it runs."),
+    "list": Verb("list", "Watch", "List jobs and their states."),
+    "logs": Verb("logs", "Watch", "Print the output of the ranks."),
+    "diagnose": Verb("diagnose", "Watch", "Name why a run failed."),
+    "explain": Verb("doctor", "Watch", "Explain a cause, a check or a rule."),
+    "init": Verb("init", "Set up", "Write a starter clusterrun.yaml."),
+    "config": Verb("config", "Set up", "Show and check the configuration."),
+    "doctor": Verb("doctor", "Set up", "Check this machine and Slurm for a job, or nodes."),
+    "completion": Verb("main", "Set up", "Print a completion script for a shell."),
+    "help": Verb("main", "Set up", "Explain a command or the exit codes."),
 }
 
 
-_HIDDEN: Final = {"await-end": "clusterrun.cli.shared.waiting"}  # for another machine's clusterrun
+_HIDDEN: Final = {"await-end": "shared.closing"}  # for another machine's clusterrun
 
 
 class LazyGroup(click.Group):
@@ -100,7 +98,7 @@ class LazyGroup(click.Group):
         module = verb.module if verb else _HIDDEN.get(cmd_name)
         if module is None:
             return None
-        names = vars(importlib.import_module(module))
+        names = vars(importlib.import_module(f"clusterrun.cli.{module}"))
         found: click.Command = names.get(f"{cmd_name}_command") or names["command"]
         return _with_global_options(found)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import PurePath
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import click
 
@@ -25,7 +25,7 @@ from clusterrun.estimates.estimate import (
     unknown_speed,
 )
 from clusterrun.estimates.inputs import Fit, Setup, total
-from clusterrun.estimates.memory import CONTEXT, checkpoint_bytes
+from clusterrun.estimates.memory import CONTEXT, checkpoint_terms
 from clusterrun.estimates.recommend import (
     WHAT_IF,
     Choice,
@@ -36,8 +36,7 @@ from clusterrun.estimates.recommend import (
     smallest,
 )
 from clusterrun.estimates.speed import assumption
-from clusterrun.verbs.changes import configuration
-from clusterrun.verbs.find import find_record
+from clusterrun.verbs.find import configuration, find_record
 
 SCHEMA: Final = "clusterrun.plan/1"
 _NEWEST: Final = "\0"  # no job has that name
@@ -153,28 +152,6 @@ def _recommend(question: Question, *, as_json: bool) -> Exit:
 # Compared with a run
 
 
-class Pair(NamedTuple):
-    """A quantity, estimated and measured, each None if unknown; `text` writes it for people."""
-
-    name: str
-    text: Callable[[float], str]
-    predicted: float | None
-    measured: float | None
-
-    @property
-    def ratio(self) -> float | None:
-        """Return measured / predicted."""
-        is_known = self.predicted and self.measured is not None
-        return (self.measured or 0) / (self.predicted or 1) if is_known else None
-
-    @property
-    def cells(self) -> tuple[str, str, str]:
-        """Return what a table shows."""
-        both = (self.predicted, self.measured)
-        one, other = ("unknown" if value is None else self.text(value) for value in both)
-        return one, other, "-" if self.ratio is None else f"{self.ratio:.2f}"
-
-
 def _compare(job: str | None, *, as_json: bool) -> None:
     """Compare a run with the estimate from its own configuration; None is the newest run.
 
@@ -188,44 +165,49 @@ def _compare(job: str | None, *, as_json: bool) -> None:
             f"job {record.job_id} has no estimate: {error.message}",
             hint="describe the training under training: in clusterrun.yaml, and submit again",
         ) from error
-    pairs = _pairs(answer, found := measure(record.paths))
-    if all(pair.measured is None for pair in pairs):
+    found = measure(record.paths)
+    compared, rows = _compared(answer, found)
+    if not rows:
         raise ClusterrunError(
             f"job {record.job_id} has no measurements yet",
             hint="call clusterrun.runtime.step in the script to measure steps; memory is measured "
             "when the ranks end",
         )
     if as_json:
-        names = ("predicted", "measured", "ratio")
-        rows = {pair.name: {name: getattr(pair, name) for name in names} for pair in pairs}
-        output.answer_json(_estimate_object(answer) | {"job_id": record.job_id, "compared": rows})
+        head = _estimate_object(answer)
+        output.answer_json({**head, "job_id": record.job_id, "compared": compared})
         return
-    head = ("WHAT", "ESTIMATED", "MEASURED", "RATIO")
-    shown = [pair for pair in pairs if pair.measured is not None]
-    output.answer_table(head, [(pair.name, *pair.cells) for pair in shown])
+    output.answer_table(("WHAT", "ESTIMATED", "MEASURED", "RATIO"), rows)
     if found.step_s is not None:
         if answer.time is None:
             output.note(f"the step time is not estimated: {unknown_speed(answer.question)}")
         output.note(f"pass --step-time {found.step_s:.4g}s to plan with the measured time")
 
 
-def _pairs(answer: Estimate, found: Measured) -> list[Pair]:
-    step, gpu, host = (
-        answer.time.step.mid_s if answer.time else None,
-        answer.gpu_memory,
-        answer.host_memory,
-    )
+def _compared(
+    answer: Estimate, found: Measured
+) -> tuple[dict[str, dict[str, float | None]], list[tuple[str, ...]]]:
+    """Return each quantity, estimated and measured, for programs; what is measured, for people."""
+    gpu, step = answer.gpu_memory, answer.time.step.mid_s if answer.time else None
     # What ranks report is torch's allocator: no margin, no context.
     allocated = total(x for x in gpu.terms if x.name != CONTEXT) if gpu else None
-    saved = checkpoint_bytes(answer.question.setup)
+    saved = total(checkpoint_terms(answer.question.setup))
     gib = lambda size: f"{plan_view.gib(size)} GiB"  # noqa: E731
-    return [
-        Pair("step time", "{:.4g} s".format, step, found.step_s),
-        Pair("steps", "{:,.0f}".format, answer.steps.total, found.steps),
-        Pair("allocated per GPU", gib, allocated, found.gpu_bytes),
-        Pair("host memory", gib, host.total_bytes, found.host_bytes),
-        Pair("checkpoint", plan_view.gigabytes, saved, found.checkpoint_bytes),
+    pairs: list[tuple[str, Callable[[float], str], float | None, float | None]] = [
+        ("step time", "{:.4g} s".format, step, found.step_s),
+        ("steps", "{:,.0f}".format, answer.steps.total, found.steps),
+        ("allocated per GPU", gib, allocated, found.gpu_bytes),
+        ("host memory", gib, answer.host_memory.total_bytes, found.host_bytes),
+        ("checkpoint", plan_view.gigabytes, saved, found.checkpoint_bytes),
     ]
+    compared, rows = {}, list[tuple[str, ...]]()
+    for name, text, predicted, measured in pairs:
+        ratio = measured / predicted if predicted and measured is not None else None
+        compared[name] = {"predicted": predicted, "measured": measured, "ratio": ratio}
+        if measured is not None:
+            guess = "unknown" if predicted is None else text(predicted)
+            rows.append((name, guess, text(measured), "-" if ratio is None else f"{ratio:.2f}"))
+    return compared, rows
 
 
 # For programs
@@ -330,7 +312,7 @@ def _time(answer: Estimate) -> dict[str, Any] | None:
 
 
 def _neighbour(found: Estimate) -> dict[str, Any]:
-    gpu, time = found.question.gpu, found.time
+    time, gpu = found.time, found.question.gpu
     return {
         **_setup(found.question.setup),
         "gpu": gpu.name if gpu else None,

@@ -11,8 +11,8 @@ import click
 from clusterrun.cli.shared import output
 from clusterrun.cli.shared.options import as_options
 from clusterrun.estimates.estimate import Estimate, Need, Question, Time
-from clusterrun.estimates.inputs import GIB, Fit, Setup
-from clusterrun.estimates.memory import checkpoint_bytes, symbols_of
+from clusterrun.estimates.inputs import GIB, Fit, Setup, total
+from clusterrun.estimates.memory import checkpoint_terms, symbols_of
 from clusterrun.estimates.recommend import Choice, changed
 from clusterrun.estimates.speed import Cost, Duration, assumption
 from clusterrun.shared.durations import clock
@@ -306,7 +306,7 @@ def _disk(answer: Estimate) -> str:
     verdict = f"   {_painted(need.verdict)}" if need.verdict is not None else ""
     if question.save_every and need.verdict is None:
         verdict = "   not checked: the job writes elsewhere"
-    one = gigabytes(checkpoint_bytes(question.setup))
+    one = gigabytes(total(checkpoint_terms(question.setup)))
     return _row("disk", f"{one} per checkpoint, {sums}{free}{verdict}")
 
 

@@ -7,13 +7,11 @@ import os
 import time
 from collections import Counter
 from collections.abc import Sequence
-from enum import Enum
 from pathlib import Path
 
 import click
 
 from clusterrun.backends import select
-from clusterrun.backends.base import Backend
 from clusterrun.backends.status import JobStatus, statuses
 from clusterrun.cli.shared import complete, output
 from clusterrun.cli.shared.job_text import local_time, locate_announced
@@ -24,18 +22,16 @@ from clusterrun.rundir.record import JobRecord, list_records, read_again
 from clusterrun.shared.checkpoint_files import listed
 from clusterrun.shared.durations import parse_seconds
 from clusterrun.shared.wording import count
+from clusterrun.verbs.cancel import active_jobs
 from clusterrun.verbs.find import own_runs
 
-HEAD = ("JOB", "NAME", "STATE", "ENDED", "CHECKPOINTS", "SIZE")
+WhyKept = tuple[str, str]
+"""Why a run is not removed; what to do."""
 
-
-class WhyKept(Enum):
-    """Why a run is not removed; what to do."""
-
-    BY_HAND = "a link, or of another host, user or project", "remove the directory by hand"
-    ACTIVE = "perhaps active", "see clusterrun list; if it is over, remove the directory by hand"
-    SAVED = "with checkpoints", "pass --all to remove such runs too"
-    YOUNG = "too recent", "drop --older-than"
+BY_HAND = "a link, or of another host, user or project", "remove the directory by hand"
+ACTIVE = "perhaps active", "see clusterrun list; if it is over, remove the directory by hand"
+SAVED = "with checkpoints", "pass --all to remove such runs too"
+YOUNG = "too recent", "drop --older-than"
 
 
 @click.command()
@@ -76,7 +72,8 @@ def command(
             )
             for job, size in zip(old, sizes, strict=True)
         ]
-        output.answer_table(HEAD, rows, spare=("ENDED", "CHECKPOINTS", "NAME"))
+        head = ("JOB", "NAME", "STATE", "ENDED", "CHECKPOINTS", "SIZE")
+        output.answer_table(head, rows, spare=("ENDED", "CHECKPOINTS", "NAME"))
         if not (dry_run or yes):
             deed, hint = f"removing {what}", "pass -y to remove without confirmation"
             output.confirm(f"Remove {what}?", deed, yes=hint, otherwise="nothing was removed")
@@ -97,28 +94,11 @@ def _look(
     """Return the status of runs, and why to keep them. Raises SchedulerUnreachableError."""
     known = {each.run_dir: read_again(each) for each in found if os.path.lexists(each.run_dir)}
     records = [*known.values()]
-    active = _active_jobs([each for each in records if each.job_id and not each.home])
+    active = active_jobs([each for each in records if each.job_id and not each.home])
     return [
         (job, _why_kept(job, active, until, everything=everything))
         for job in statuses(records, select.backend_of)
     ]
-
-
-def _active_jobs(found: Sequence[JobRecord]) -> set[str]:
-    """Ask which jobs have not ended: the files of a run do not show a requeue or its last seconds.
-
-    Raises SchedulerUnreachableError.
-    """
-    groups: dict[Backend, list[JobRecord]] = {}
-    for record in found:
-        groups.setdefault(select.backend_of(record), []).append(record)
-    active: set[str] = set()
-    for backend, group in groups.items():
-        ids = [job_id for each in group for job_id in (each.job_id, *each.chained_job_ids)]
-        since, own = min(each.submitted_at for each in group), all(each.is_own for each in group)
-        jobs = backend.query(ids, since=since, max_age_s=0, own=own)
-        active |= {i for i, job in jobs.items() if job.is_known and not job.state.is_terminal}
-    return active
 
 
 def _why_kept(
@@ -127,14 +107,14 @@ def _why_kept(
     record, root, runs = job.record, job.record.paths.root, own_runs().root.resolve()
     is_there = root.resolve() == runs.joinpath(*root.absolute().parts[-2:])
     if record.home or not is_there or root.lstat().st_uid != os.getuid():
-        return WhyKept.BY_HAND
+        return BY_HAND
     if record.is_damaged or not job.state.is_terminal or active.intersection(record.job_ids):
-        return WhyKept.ACTIVE
+        return ACTIVE
     if _ended(job) > until:
-        return WhyKept.YOUNG
+        return YOUNG
     has_saved = job.has_checkpoint or any(record.paths.checkpoints_dir.glob("*"))
     has_saved |= job.failure is not None and job.failure.is_handled
-    return WhyKept.SAVED if has_saved and not everything else None
+    return SAVED if has_saved and not everything else None
 
 
 def _report_kept(found: list[tuple[JobStatus, WhyKept | None]], *, are_named: bool) -> None:
@@ -143,11 +123,11 @@ def _report_kept(found: list[tuple[JobStatus, WhyKept | None]], *, are_named: bo
         if kept:
             name = job.record.job_id or job.record.run_dir
             what = f"job {name} ({job.record.name}, {job.state.value})"
-            hint = f"{kept.value[1]}; nothing is removed"
-            raise UsageError(f"{what} is kept ({kept.value[0]})", hint=hint)
-    reasons = Counter(kept for _, kept in found if kept and kept is not WhyKept.YOUNG)
+            hint = f"{kept[1]}; nothing is removed"
+            raise UsageError(f"{what} is kept ({kept[0]})", hint=hint)
+    reasons = Counter(kept for _, kept in found if kept and kept is not YOUNG)
     for kept, number in reasons.items():
-        output.note(f"kept {count(number, 'run')} ({kept.value[0]}): {kept.value[1]}")
+        output.note(f"kept {count(number, 'run')} ({kept[0]}): {kept[1]}")
 
 
 def _disk_bytes(root: Path) -> int:

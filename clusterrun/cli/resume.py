@@ -8,7 +8,13 @@ from typing import Any
 import click
 
 from clusterrun.cli.shared import complete, output, submission
-from clusterrun.cli.shared.job_text import brief, failure_text, find_announced, locate_announced
+from clusterrun.cli.shared.job_text import (
+    brief,
+    failure_text,
+    find_announced,
+    how_it_ended,
+    locate_announced,
+)
 from clusterrun.cli.shared.options import (
     ContinueCommand,
     HowToAnswer,
@@ -137,8 +143,7 @@ def _failure(plan: Resumption) -> str:
     """Return why the last attempt ended: from its outcome, or else from its events."""
     last = plan.status.attempts[-1].outcome if plan.status.attempts else None
     if last is not None:
-        at = f" at step {last.step}" if last.step is not None else ""
-        return f"{brief(last.reason or last.cause.value)}{at}"
+        return how_it_ended(last, brief(last.reason))
     return failure_text(plan.status.failure) if plan.status.failure else plan.status.state.value
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import click
 
-from clusterrun.advice.measured import SCHEMA, Measured, measure, script_of, store, to_object
+from clusterrun.advice.measured import SCHEMA, measure, script_of, store, to_object
 from clusterrun.backends import select
 from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared import output, submission
@@ -34,7 +34,6 @@ from clusterrun.verbs.status import wait
 from clusterrun.verbs.submit import submit_prepared
 
 HEAD = ("NODES", "RANKS", "STEP", "STEPS/S", "SPEED-UP", "EFFICIENCY", "COMMUNICATION", "JOB")
-
 WARM_UP: Final = 0.2  # share of step reports to skip: compilation, first allocations, first epoch
 # A run may reach its time limit: its reports until then are used.
 _MEASURED: Final = (JobState.COMPLETED, JobState.TIMEOUT)
@@ -105,9 +104,7 @@ def _waited(worlds: Sequence[Prepared], runs: Iterable[JobRecord | None]) -> lis
     try:
         for world, record in zip(worlds, runs, strict=True):
             ended = wait(record) if record else None
-            is_measured = ended and ended.state in _MEASURED
-            found = measure(ended.record.paths, warm_up=WARM_UP) if ended and is_measured else None
-            results.append(Result(world.plan, ended, found))
+            results.append(_result(world.plan, ended))
             if ended is not None:
                 state = output.painted_state(ended.state.value)
                 output.say(f"job {ended.record.job_id} {state}")
@@ -122,26 +119,38 @@ def _waited(worlds: Sequence[Prepared], runs: Iterable[JobRecord | None]) -> lis
 
 
 class Result(NamedTuple):
-    """One world, its run and its measurements; None if it has none."""
+    """One world, its run, and its point of the table, or why it has none."""
 
     plan: Plan
     ended: JobStatus | None
-    measured: Measured | None
+    point: Point | None = None
+    why: str = ""
 
-    @property
-    def point(self) -> Point | None:
-        """Return the point of the table; None if the run failed or reported too little."""
-        found, ended = self.measured, self.ended
-        if ended is None or found is None or found.step_s is None:
-            return None
-        return Point(
-            nodes=self.plan.nodes,
-            ranks=self.plan.world_size,
+
+def _result(plan: Plan, ended: JobStatus | None) -> Result:
+    """Read what the run of a world has measured."""
+    if ended is None:
+        why = "no run with this script and arguments was found"
+        return Result(plan, None, why=f"{why}; run the same command without --collect")
+    job, found = f"job {ended.record.job_id}", measure(ended.record.paths, warm_up=WARM_UP)
+    if ended.state not in _MEASURED:
+        failure = failure_text(ended.failure) if ended.failure else ended.reason
+        why = ": ".join(filter(None, (f"{job} is {ended.state.value}", failure)))
+    elif found.steps is None:
+        why = f"{job} reported no steps: call clusterrun.runtime.step(step, total) after each"
+    elif found.step_s is None:
+        why = f"{job} was too short to measure; train longer, e.g. with more --max-steps"
+    else:
+        point = Point(
+            nodes=plan.nodes,
+            ranks=plan.world_size,
             step_s=found.step_s,
             steps=found.timed,
             job_id=ended.record.job_id,
             run_dir=ended.record.run_dir,
         )
+        return Result(plan, ended, point)
+    return Result(plan, ended, why=why)
 
 
 def node_counts(text: str) -> tuple[int, ...]:
@@ -253,7 +262,7 @@ def _show(results: Sequence[Result], scaling: Scaling | None, *, as_json: bool) 
             "nodes": result.plan.nodes,
             "ranks": result.plan.world_size,
             "job_id": result.ended.record.job_id if result.ended else None,
-            "why": _why(result),
+            "why": result.why,
         }
         for result in results
         if result.point is None
@@ -279,20 +288,3 @@ def _cells(result: Result, scaling: Scaling | None) -> tuple[str, ...]:
         shown = [f"{point.step_s:.4g} s", f"{1 / point.step_s:.4g}", f"{gain.speedup:.2f}"]
         shown += [f"{100 * share:.0f} %" for share in (gain.efficiency, gain.communication)]
     return (str(result.plan.nodes), str(result.plan.world_size), *shown, job_id)
-
-
-def _why(result: Result) -> str:
-    """Return why a world was not measured."""
-    ended = result.ended
-    if ended is None:
-        return (
-            "no run with this script and arguments was found; "
-            "run the same command without --collect"
-        )
-    job = f"job {ended.record.job_id}"
-    if result.measured is not None and result.measured.steps is None:
-        return f"{job} reported no steps: call clusterrun.runtime.step(step, total) after each"
-    if result.measured is not None:
-        return f"{job} was too short to measure; train longer, e.g. with more --max-steps"
-    failure = failure_text(ended.failure) if ended.failure else ended.reason
-    return ": ".join(filter(None, (f"{job} is {ended.state.value}", failure)))

@@ -14,7 +14,17 @@ from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared import complete, output
 from clusterrun.cli.shared.closing import closing_rows, labelled
 from clusterrun.cli.shared.job_json import job_object
-from clusterrun.cli.shared.job_text import brief, find_all_announced, find_announced, where_or_why
+from clusterrun.cli.shared.job_text import (
+    brief,
+    facts,
+    find_all_announced,
+    find_announced,
+    how_it_ended,
+    lost_steps,
+    sooner,
+    warn_stuck,
+    where_or_why,
+)
 from clusterrun.cli.shared.progress_text import (
     WaitLine,
     eta_s,
@@ -25,7 +35,6 @@ from clusterrun.cli.shared.progress_text import (
     steps_done,
     usage_lines,
 )
-from clusterrun.cli.shared.wait_text import facts, sooner, warn_stuck
 from clusterrun.errors import ClusterrunError, Exit
 from clusterrun.launch.passed_on import REQUEUE_DELAY
 from clusterrun.rundir.known_roots import remember_home
@@ -285,34 +294,26 @@ def _attempts(job: JobStatus, *, is_told: bool) -> Iterator[tuple[str, str]]:
 
 
 def _attempt(attempt: AttemptSummary, *, may_run: bool, is_told: bool) -> str:
-    nodes = fold_hosts(attempt.nodes)
-    outcome = attempt.outcome
+    nodes, outcome = fold_hosts(attempt.nodes), attempt.outcome
     if outcome is None:
-        if may_run:
-            return nodes or "not reported yet"
-        return "  ".join(filter(None, (nodes, "end not reported")))
+        missing = ("not reported yet" if not nodes else "") if may_run else "end not reported"
+        return "  ".join(filter(None, (nodes, missing)))
     span = ""
     if outcome.started_at:  # an agent reported it
         start = datetime.fromtimestamp(outcome.started_at)
         span = f"{start:%m-%d %H:%M:%S}  {clock(outcome.ended_at - outcome.started_at)}"
     head = "  ".join(filter(None, (span, nodes)))
-    return f"{head}  {_how(outcome) if is_told else '; '.join(_facts(attempt, outcome))}"
-
-
-def _how(outcome: Outcome, why: str = "") -> str:
-    how = why or outcome.cause.value.replace("_", " ")
-    return how if outcome.step is None else f"{how} at step {outcome.step}"
+    return f"{head}  {how_it_ended(outcome) if is_told else '; '.join(_facts(attempt, outcome))}"
 
 
 def _facts(attempt: AttemptSummary, outcome: Outcome) -> Iterator[str]:
-    yield _how(outcome, brief(outcome.reason))
+    yield how_it_ended(outcome, brief(outcome.reason))
     if outcome.checkpoint is not None:
         yield f"checkpoint {outcome.checkpoint}"
     elif outcome.is_handled:
         yield "ended in the script's own signal handler"
     if attempt.lost_steps:
-        about = f" (about {clock(attempt.lost_s)})" if attempt.lost_s is not None else ""
-        yield f"lost {count(attempt.lost_steps, 'step')}{about}"
+        yield f"lost {lost_steps(attempt)}"
     # After a stop, Slurm or a person continued it.
     if outcome.cause is not Cause.COMPLETED and outcome.next is not Next.STOP:
         has_news = outcome.why not in ("", outcome.reason)

@@ -1,6 +1,6 @@
 """`submit`: start a job; stdout has what sbatch would print, stderr the rest.
 
-`render`: print the batch script that `submit` would send.
+`render`: print the batch script that `submit` would send. `check`: look for pitfalls.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 
+from clusterrun.backends.machine_facts import read_script
 from clusterrun.cli.shared import output, submission
 from clusterrun.cli.shared.options import (
     HowToAnswer,
@@ -19,6 +20,7 @@ from clusterrun.cli.shared.options import (
     SubmitCommand,
     answer_options,
     as_options,
+    explain_option,
     job_options,
     submission_option,
 )
@@ -35,7 +37,7 @@ from clusterrun.errors import (
 from clusterrun.shared import files
 from clusterrun.shared.finding import Finding, Severity, fail, note, ok, skip
 from clusterrun.shared.wording import count
-from clusterrun.verbs.render import Prepared, check, prepare
+from clusterrun.verbs.render import Prepared, check, find_pitfalls, is_unsized, place, prepare
 from clusterrun.verbs.submit import submit_prepared
 
 
@@ -230,3 +232,45 @@ def _write_files(prepared: Prepared, directory: Path) -> None:
     output.detail("wrote", f"{len(written)} files to {directory}")
     if not prepared.plan.hosts:
         output.detail("submit", shlex.join(["sbatch", str(directory / "job.sbatch")]))
+
+
+@click.command(cls=ScriptCommand)
+@job_options()
+@explain_option
+@output.json_option
+def check_command(job: JobOptions, *, as_json: bool) -> Exit:
+    """Look for pitfalls in a script and its launch.
+
+    Reads the script and executes nothing of it. The exit status is 3 if something was found, 0 if
+    not. Without a size, the job is checked as if it had two nodes with two ranks each. submit and
+    render print the same findings as notes. A comment `# clusterrun: ignore RULE` switches a rule
+    off for its line.
+
+    \b
+    clusterrun check -N 2 --gpus-per-node 4 train.py --epochs 3
+    clusterrun explain fixed-port
+    """
+    resolved = job.load()
+    if not (resolved.spec.script or resolved.spec.module):
+        hint = "name it: clusterrun check train.py (or script: in clusterrun.yaml)"
+        raise UsageError("no training script given", hint=hint)
+    prepared = prepare(resolved)
+    prepared.refuse_problem()
+    found = find_pitfalls(resolved, prepared.plan, read_script(resolved), of_many_ranks=True)
+    is_assumed = is_unsized(resolved, prepared.plan)
+    of_one_rank = prepared.plan.notes if is_assumed else ()
+    said = [text for text in prepared.notes if text not in of_one_rank]
+    for text in said:
+        output.note(text)
+    variables = submission.warn_of_sbatch_variables(prepared)
+    script = resolved.spec.script or resolved.spec.module or ""
+    if as_json:
+        notes = [*said, *variables]
+        data = {"script": script, "findings": [each.to_data() for each in found], "notes": notes}
+        output.answer_json({"schema": "clusterrun.check/2", **data})
+    else:
+        for each in found:
+            output.answer_finding(each, place(each, script))
+        number = count(len(found), "finding") if found else "no pitfall found"
+        output.say(f"{number}, assuming two nodes with two ranks each" if is_assumed else number)
+    return Exit.NO if found else Exit.OK

@@ -14,10 +14,9 @@ import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from clusterrun.config.environments import setup_line
-from clusterrun.config.fields import Field, Kind
-from clusterrun.config.keys import BY_KEY, SECTIONS, hint_for_key
+from clusterrun.config.fields import Field, Kind, Raw
 from clusterrun.config.settings import Anchor, ConfigFile, Origin, Setting, settings_of
-from clusterrun.config.values import Raw
+from clusterrun.config.spec import BY_KEY, SECTIONS, hint_for_key
 from clusterrun.errors import ConfigError, UsageError
 from clusterrun.shared.bounded_yaml import MERGE, MOST_VALUES, BoundedLoader
 

@@ -1,20 +1,32 @@
-"""A setting: its kind, its row in the table, and its valid values.
+"""A setting: its kind, its row in the table, its valid values, and its text in every source.
 
 Values that Slurm or the file system would refuse later are refused here.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os.path
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
-from clusterrun.config.environments import read_step
+from clusterrun.config.environments import in_place, read_step
+from clusterrun.config.hosts import parse_host, split_hosts
+from clusterrun.config.secrets import is_secret, is_secret_value, named_secrets
 from clusterrun.errors import UsageError
-from clusterrun.shared.host_specs import parse_host
+from clusterrun.shared.durations import (
+    clock,
+    format_seconds,
+    parse_seconds,
+    parse_slurm_minutes,
+    parse_span,
+)
 from clusterrun.shared.hostlist import parse_hostlist
+from clusterrun.shared.sizes import format_bytes, parse_bytes, parse_count
+from clusterrun.shared.wording import nearest
 
 
 class Kind(str, Enum):
@@ -36,16 +48,12 @@ class Kind(str, Enum):
 
 
 class Field(NamedTuple):
-    """A row of the table of settings: its YAML key, options, kind and meaning.
-
-    `former` are options that it had once; `is_common`: the short help shows its options.
-    """
+    """A row of the table of settings; `is_common`: the short help shows its options."""
 
     name: str
     key: str
     kind: Kind
     flags: tuple[str, ...]
-    former: tuple[str, ...]
     group: str
     help: str
     default: Any
@@ -61,34 +69,15 @@ class Field(NamedTuple):
 
 _CONTROL = r"[\x00-\x1f\x7f]"
 _VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*\Z"
-_TYPES: dict[Kind, tuple[tuple[type, ...], str]] = {
-    **dict.fromkeys((Kind.TEXT, Kind.PATH), ((str,), "a str")),
-    **dict.fromkeys(
-        (Kind.COUNT, Kind.NUMBER, Kind.MINUTES, Kind.SECONDS, Kind.DURATION, Kind.BYTES),
-        ((int,), "a whole number"),
-    ),
-    Kind.REAL: ((int, float), "a number"),
-    Kind.FLAG: ((bool,), "True or False"),
-    Kind.ENUM: ((str,), "one of its values"),  # before resolution, the word of a member
-    Kind.TEXTS: ((tuple, list), "a list of str"),
-    Kind.MAPPING: ((Mapping,), "a mapping of str to str"),
-}
-
-
 _LEFT_OUT = "leave it out to use the default"
 _NAME = "use letters, digits and underscores"
-# The least value of each kind of whole number, in its unit: minutes, seconds, bytes.
-_LEAST = {
-    **dict.fromkeys((Kind.COUNT, Kind.MINUTES, Kind.SECONDS, Kind.BYTES), 1),
-    **dict.fromkeys((Kind.NUMBER, Kind.DURATION), 0),
-}
 
 
 def check_type(field: Field, value: Any) -> None:
     """Refuse a value of another type, which only Python code can pass."""
     if (value is None and field.default is None) or value == () == field.default:
         return
-    types, what = _TYPES[field.kind]
+    types, what = _FORMATS[field.kind][:2]
     if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
         found = "None" if value is None else type(value).__name__
         raise UsageError(f"{field.name} must be {what}, not {found}")
@@ -126,7 +115,7 @@ def check_value(field: Field, value: Any, *, label: str) -> None:
 
 
 def _check_number(field: Field, label: str, value: Any) -> None:
-    least, most = _LEAST.get(field.kind), MOST.get(field.name, math.inf)
+    least, most = _FORMATS[field.kind].least, MOST.get(field.name, math.inf)
     if field.kind is Kind.REAL and not 0 < value < math.inf:
         raise UsageError(f"{label} must be a number above 0, not {value}", hint=_LEFT_OUT)
     if least is not None and not least <= value <= most:
@@ -213,3 +202,194 @@ def _check_text(name: str, label: str, value: str) -> None:
             parse_host(value)
     except UsageError as error:
         raise UsageError(f"{label}: {error.message}", hint=error.hints) from error
+
+
+# From the text of a setting to its value, and back
+
+Raw = str | tuple[str, ...] | Mapping[str, str]
+
+_INTEGER: Final = r"-?[0-9]{1,15}\Z"
+_LARGEST: Final = 10**15
+_FLAGS: Final = {
+    **dict.fromkeys(("true", "yes", "on", "1"), True),
+    **dict.fromkeys(("false", "no", "off", "0"), False),
+}
+_DEVICES: Final = ("tpu", "xla", "npu", "xpu", "hpu")  # nearest to "cpu"
+_SCHEDULERS: Final = ("lsf", "bsub", "pbs", "torque", "qsub", "flux", "sge")
+_OF_SCHEDULERS: Final = "pass --cluster allocation inside an allocation of that scheduler"
+# The names in other tools.
+_SYNONYMS: Final = {
+    **dict.fromkeys(("fp32", "float32", "false", "off"), "no"),
+    **{"float16": "fp16", "half": "fp16", "bfloat16": "bf16", "gpu": "cuda", "ib": "infiniband"},
+    **{"multi_gpu": "ddp", "fsdp2": "fsdp", "hsdp": "fsdp-hybrid", "deepspeed": "zero2"},
+}
+
+
+def interpret(field: Field, raw: Raw, *, label: str) -> Any:
+    """Read the value of a setting; `label` names it in messages.
+
+    Raises UsageError for a text that is not a value of the field.
+    """
+    if field.kind is Kind.MAPPING:
+        value: Any = _mapping(raw, label)
+    elif field.kind is Kind.TEXTS:
+        value = _list(field, raw, label)
+    elif isinstance(raw, str):
+        value = _FORMATS[field.kind].read(field, raw, label)
+    else:
+        raise UsageError(f"{label} must be a single value", hint="write one value, not several")
+    check_value(field, value, label=label)  # the rules of JobSpec, while the origin is known
+    _refuse_secrets(field, value, label)
+    return value
+
+
+def written(field: Field, value: Any) -> Raw:
+    """Return the text that `interpret` reads as this value.
+
+    >>> from clusterrun.config.spec import BY_KEY
+    >>> written(BY_KEY["slurm.time"], 90), written(BY_KEY["launch.timeout"], 1800)
+    ('01:30:00', '30m')
+    """
+    return _FORMATS[field.kind].write(value)
+
+
+def _written_real(value: float) -> str:
+    if value == int(value):
+        return str(int(value))
+    mantissa, mark, exponent = repr(value).partition("e")  # YAML's numbers have a point
+    return f"{mantissa if '.' in mantissa else mantissa + '.0'}{mark}{exponent}"
+
+
+def anchored(field: Field, value: Any, *, directory: str | None, home: str | None) -> Any:
+    """Make a path absolute: relative to the directory of its file, and `~` to the home."""
+
+    def absolute(path: str) -> str:
+        if home and (path == "~" or path.startswith("~/")):
+            return home.rstrip("/") + path[1:]
+        return path if directory is None else os.path.normpath(os.path.join(directory, path))
+
+    if field.name == "setup":
+        return tuple(in_place(line, absolute) for line in value)
+    is_program = field.name == "python" and isinstance(value, str) and "/" in value
+    if is_program and value.startswith("~/"):
+        return value  # the home of whichever machine runs it
+    return absolute(value) if field.kind is Kind.PATH or is_program else value
+
+
+def _integer(field: Field, text: str, label: str) -> int:
+    if re.match(_INTEGER, text.strip()):
+        return int(text)
+    value = parse_count(text)
+    if value is not None and value < _LARGEST and value == int(value):
+        return int(value)
+    raise UsageError(f"{label} must be a whole number, not '{text}'", hint="write a number, e.g. 4")
+
+
+def _real(field: Field, text: str, label: str) -> float:
+    is_time = field.name.endswith("_s")
+    value = parse_span(text) if is_time else parse_count(text)
+    if value is None:
+        hint = "write 4.5 (seconds), 4.5s or 450ms" if is_time else "write 0.4, 8.03e9 or 8.03B"
+        raise UsageError(f"{label} must be a number, not '{text}'", hint=hint)
+    return float(value)
+
+
+def _flag(_field: Field, text: str, label: str) -> bool:
+    value = _FLAGS.get(text.strip().lower())
+    if value is None:
+        raise UsageError(f"{label} must be true or false, not '{text}'", hint="write true or false")
+    return value
+
+
+def _enum(field: Field, text: str, _label: str) -> Enum:
+    assert field.choices is not None  # every ENUM declares them
+    names = [str(member.value) for member in field.choices]
+    name = text.strip().lower()
+    with contextlib.suppress(ValueError):
+        return field.choices(name)
+    near = _SYNONYMS.get(name)
+    near = near if near in names else nearest(name, names) if name not in _DEVICES else None
+    hint = f"use '{near}'" if near else f"use one of: {', '.join(names)}"
+    if field.name == "cluster" and not near:
+        hint += f"; to choose a Slurm cluster, pass --set slurm.clusters={name}"
+        hint = _OF_SCHEDULERS if name in _SCHEDULERS else hint
+    raise UsageError(f"unknown {field.name.replace('_', ' ')} '{text}'", hint=hint)
+
+
+def _list(field: Field, raw: Raw, label: str) -> tuple[str, ...]:
+    if field.name == "hosts" and not isinstance(raw, Mapping):
+        texts = (raw,) if isinstance(raw, str) else raw
+        return tuple(host for text in texts for host in split_hosts(text))
+    if isinstance(raw, str | Mapping):
+        hint = f"write {field.key.rpartition('.')[2]}: [first, second]"
+        hint += ", or an environment as setup: {conda: NAME}" if field.name == "setup" else ""
+        raise UsageError(f"{label} must be a list", hint=hint)
+    return raw
+
+
+def _mapping(raw: Raw, label: str) -> dict[str, str]:
+    if isinstance(raw, Mapping):
+        return dict(raw)
+    pairs = [text.partition("=") for text in ((raw,) if isinstance(raw, str) else raw)]
+    for name, equals, _ in pairs:
+        if not equals:
+            hint = f"write {name}=VALUE, or --pass-env {name} to pass your shell's value"
+            raise UsageError(f"{label}: '{name}' has no value", hint=hint)
+    return {name: value for name, _, value in pairs}
+
+
+def _refuse_secrets(field: Field, value: Any, label: str) -> None:
+    """Refuse secrets, since others can read the files of a run; arguments are only warned of."""
+    names: list[str] = []
+    if field.kind is Kind.MAPPING:
+        names = [n for n, text in value.items() if is_secret(n, text)]
+    elif field.name == "setup":
+        names = [name for line in value for name, _ in named_secrets(line) if name]
+    if names:
+        raise UsageError(
+            f"{label}: {names[0]} looks like a secret and would be written to the run directory",
+            hint=f"set it in your shell and write pass_env: [{names[0]}]; it is passed by name",
+        )
+    texts = value if field.kind is Kind.TEXTS and field.name != "args" else ()
+    if is_secret_value(value if field.kind is Kind.TEXT else "\n".join(texts)):
+        raise UsageError(
+            f"{label} contains what looks like a secret and would be written to the run directory",
+            hint="export it in your shell and list the variable in pass_env",
+        )
+
+
+def _seconds(_field: Field, text: str, _label: str) -> int:
+    return parse_seconds(text)
+
+
+class Format(NamedTuple):
+    """How values of a kind are in Python, read from a text (not lists), and written.
+
+    `what` names the types in messages; `least` is the least value, in the kind's unit.
+    """
+
+    types: tuple[type, ...]
+    what: str
+    read: Callable[[Field, str, str], Any] = lambda _field, text, _label: text
+    write: Callable[[Any], Raw] = str
+    least: int | None = None
+
+
+_WHOLE: Final = ((int,), "a whole number")
+_FORMATS: Final[Mapping[Kind, Format]] = {
+    **dict.fromkeys((Kind.TEXT, Kind.PATH), Format((str,), "a str")),
+    Kind.COUNT: Format(*_WHOLE, _integer, least=1),
+    Kind.NUMBER: Format(*_WHOLE, _integer, least=0),
+    Kind.REAL: Format((int, float), "a number", _real, _written_real),
+    Kind.FLAG: Format((bool,), "True or False", _flag, lambda value: str(value).lower()),
+    # Before resolution, the word of a member.
+    Kind.ENUM: Format((str,), "one of its values", _enum, lambda value: str(value.value)),
+    Kind.TEXTS: Format((tuple, list), "a list of str", write=tuple),
+    Kind.MAPPING: Format((Mapping,), "a mapping of str to str", write=dict),
+    Kind.MINUTES: Format(
+        *_WHOLE, lambda _field, text, _label: parse_slurm_minutes(text), lambda m: clock(60 * m), 1
+    ),
+    Kind.SECONDS: Format(*_WHOLE, _seconds, format_seconds, 1),
+    Kind.DURATION: Format(*_WHOLE, _seconds, format_seconds, 0),
+    Kind.BYTES: Format(*_WHOLE, lambda _field, text, _label: parse_bytes(text), format_bytes, 1),
+}

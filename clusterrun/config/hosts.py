@@ -1,14 +1,14 @@
-"""Lists of hosts, as options, hostfiles and schedulers write them."""
+"""Hosts as people, hostfiles and schedulers write them: `gpu1`, `user@gpu2:2222`, `[::1]:22`."""
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from clusterrun.config.choices import Cluster, Starter
 from clusterrun.errors import ConfigError, UsageError
-from clusterrun.shared.host_specs import parse_host
 from clusterrun.shared.hostlist import parse_hostlist
 
 _SSH_PORT: Final = 22
@@ -19,6 +19,68 @@ _SLOTS: Final = r"(?i)slots=([0-9]{1,4})"
 _KNOWN: Final = rf"{_SLOTS}|max[_-]?slots=[0-9]+"
 _SHORT: Final = r"([^:]+|\[[^\]]+\]):([0-9]{1,4})"
 _FORMS: Final = "write one host on each line: gpu1, user@gpu2:2222, or gpu3 slots=4"
+# The variables of schedulers that lead to an allocation's hosts: by a file, by their names, or as a
+# sign that FLUX_HOSTS answers.
+NODE_FILES: Final = ("PBS_NODEFILE", "LSB_DJOB_HOSTFILE")
+FLUX: Final = "FLUX_URI"
+SOURCES: Final = (*NODE_FILES, "SLURM_JOB_NODELIST", FLUX)
+FLUX_HOSTS: Final = ("flux", "getattr", "hostlist")
+# The variable that a job has, and the program that starts processes on its nodes.
+_STARTERS: Final = (
+    ("LSB_JOBID", Starter.BLAUNCH),
+    ("SLURM_JOB_ID", Starter.SRUN),
+    (FLUX, Starter.FLUX),
+)
+# A name must not look like an option of ssh, nor like a path.
+_SPEC: Final = (
+    r"(?:(?P<user>[A-Za-z0-9_.][A-Za-z0-9_.-]*\$?)@)?"
+    r"(?:\[(?P<address>[0-9A-Fa-f:.%a-z0-9]+)\]|(?P<name>[A-Za-z0-9_][A-Za-z0-9_.-]*))"
+    r"(?::(?P<port>[0-9]{1,5}))?\Z"
+)
+
+
+class HostSpec(NamedTuple):
+    """One host for ssh; `user` is "" and `port` 0 if ssh's configuration decides."""
+
+    host: str
+    user: str = ""
+    port: int = 0
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The options and the destination for ssh."""
+        port = ("-p", str(self.port)) if self.port else ()
+        return (*port, f"{self.user}@{self.host}" if self.user else self.host)
+
+
+def parse_host(text: str) -> HostSpec:
+    """Read one host. Raises UsageError.
+
+    >>> parse_host("ann@gpu2:2222").options
+    ('-p', '2222', 'ann@gpu2')
+    """
+    found = re.match(_SPEC, text)
+    port = int(found["port"] or 0) if found else 0
+    if found is None or port > 65535:
+        raise UsageError(
+            f"{text!r} is not a host", hint="write NAME, USER@NAME, NAME:PORT or [ADDRESS]:PORT"
+        )
+    return HostSpec(host=found["address"] or found["name"], user=found["user"] or "", port=port)
+
+
+def node_names(hosts: Sequence[str]) -> tuple[str, ...]:
+    """Return a distinct name for each host, which may be part of a file name.
+
+    >>> node_names(["ann@gpu1", "gpu2:2222", "gpu2:2223", "[::1]", "gpu2-2222"])
+    ('gpu1', 'gpu2-2222', 'gpu2-2223', '--1', 'gpu2-2222-')
+    """
+    specs = [parse_host(text) for text in hosts]
+    plain = [spec.host.replace(":", "-").replace("%", "-") for spec in specs]
+    names = [
+        f"{name}-{spec.port}" if plain.count(name) > 1 and spec.port else name
+        for name, spec in zip(plain, specs, strict=True)
+    ]
+    return tuple(name + "-" * names[:place].count(name) for place, name in enumerate(names))
 
 
 class HostList(NamedTuple):
@@ -131,3 +193,58 @@ def one_count(listed: HostList) -> int:
                 hint="pass --gpus-per-node COUNT: how many GPUs to use on each host",
             )
     return pairs[0][1] if pairs else 0
+
+
+# The hosts of an allocation
+
+
+def allocation_source(environ: Mapping[str, str]) -> str:
+    """Return the first variable that is set. Raises UsageError if none is."""
+    found = next(filter(environ.get, SOURCES), None)
+    if found is None:
+        names = ", ".join(f"${source}" for source in SOURCES)
+        raise UsageError(
+            f"this shell is in no allocation: none of {names} is set",
+            hint="run this inside the allocation, or name its nodes with --hosts or --hostfile",
+        )
+    return found
+
+
+def allocation_hosts(source: str, text: str) -> HostList:
+    """Return the hosts in the file, the variable or the answer of `source`. Raises UsageError."""
+    read = parse_hostfile if source in NODE_FILES else parse_named
+    return read(text, shown=f"${source}")
+
+
+def choose_starter(
+    asked: Starter, cluster: Cluster, environ: Mapping[str, str], has: Callable[[str], object]
+) -> Starter:
+    """Return what starts processes on the hosts; `has` looks for a program.
+
+    Raises UsageError if the starter that was asked for is missing, or can't be used.
+    """
+    if cluster.scheduler.outlives_shell and asked not in (Starter.AUTO, Starter.SSH):
+        raise UsageError(
+            f"starter {asked.value} needs an allocation; --cluster ssh starts with ssh",
+            hint="pass --cluster allocation, or drop starter",
+        )
+    own = [starter for name, starter in _STARTERS if environ.get(name) and has(starter.value)]
+    auto = own[0] if own and not cluster.scheduler.outlives_shell else Starter.SSH
+    chosen = auto if asked is Starter.AUTO else asked
+    if asked is not Starter.AUTO and not has(chosen.value):
+        raise UsageError(
+            f"{chosen.value} was not found on this machine",
+            hint="put it on PATH, or choose another program: --set starter=NAME",
+        )
+    return chosen
+
+
+def without_excluded(listed: HostList, exclude: str) -> HostList:
+    """Return the list without the hosts that --exclude names. Raises UsageError if none is left."""
+    excluded = parse_hostlist(exclude)
+    names = zip(node_names(listed.hosts), listed.hosts, listed.slots, strict=True)
+    left = [row[1:] for row in names if not {*row[:2], parse_host(row[1]).host} & {*excluded}]
+    if not left:
+        raise UsageError(f"--exclude {exclude} leaves none of the hosts", hint="list more hosts")
+    hosts, slots = zip(*left, strict=True)
+    return HostList(hosts=hosts, slots=slots, source=f"{listed.source} without --exclude")

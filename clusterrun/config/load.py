@@ -8,16 +8,8 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from clusterrun.config.fields import Field, Kind
+from clusterrun.config.fields import Field, Kind, Raw
 from clusterrun.config.files import FoundFiles, find_files
-from clusterrun.config.keys import (
-    BY_ENV,
-    BY_KEY,
-    BY_NAME,
-    SECTIONS,
-    hint_for_key,
-    words,
-)
 from clusterrun.config.secrets import secret_arguments
 from clusterrun.config.settings import (
     BUILT_IN,
@@ -30,8 +22,16 @@ from clusterrun.config.settings import (
     located,
     settings_of,
 )
-from clusterrun.config.spec import FIELDS, JobSpec
-from clusterrun.config.values import Raw
+from clusterrun.config.spec import (
+    BY_ENV,
+    BY_KEY,
+    BY_NAME,
+    FIELDS,
+    SECTIONS,
+    JobSpec,
+    hint_for_key,
+    words,
+)
 from clusterrun.errors import ConfigError, UsageError
 from clusterrun.shared.durations import format_seconds
 from clusterrun.shared.wording import nearest

@@ -7,10 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from clusterrun.config.fields import Field, Kind
-from clusterrun.config.keys import BY_NAME
-from clusterrun.config.spec import FIELDS, JobSpec
-from clusterrun.config.values import Raw, anchored, interpret, written
+from clusterrun.config.fields import Field, Kind, Raw, anchored, interpret, written
+from clusterrun.config.spec import BY_NAME, FIELDS, JobSpec
 from clusterrun.errors import ConfigError, UsageError
 from clusterrun.shared.wording import count
 

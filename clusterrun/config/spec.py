@@ -7,6 +7,7 @@ reference read the rows (`FIELDS`).
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -29,10 +30,10 @@ from clusterrun.config.choices import (
     Strategy,
 )
 from clusterrun.config.fields import Field, Kind, check_type, check_value
+from clusterrun.shared.wording import nearest
 
-# Each group of the help and its settings:
+# Each group of the help and its settings; of a group with a dot, all keys begin with its name:
 # key [= field of JobSpec] | kind [METAVAR] | options | common: in the short help | meaning
-# Options in parentheses were removed: the error names the --set that replaces them.
 _TABLE: Final = """\
 [job]
 script | path | | | run this training script
@@ -49,183 +50,163 @@ hosts | texts HOST,... | --hosts | |
   run on these hosts, e.g. gpu1,user@gpu2:2222 or gpu[1-4] (ssh, allocation)
 hostfile | path FILE | --hostfile | |
   read the hosts from a file: one on each line, as gpu1 or gpu1 slots=4
-wait_for_hosts = wait_for_hosts_s | duration | (--wait-for-hosts) | |
+wait_for_hosts = wait_for_hosts_s | duration | | |
   wait this long for a lost host to return; 0 stops the run at once  [default: 10m]
-hosts_dir | text DIR | (--hosts-dir) | |
+hosts_dir | text DIR | | |
   keep runs in this directory on hosts that do not share the run directory  [default: ~/clusterrun]
-starter | enum | (--starter) | | start processes in an allocation with this program  [default: auto]
-[slurm]
-slurm.nodes | count | -N --nodes | common | run on this many nodes  [default: 1]
-slurm.gpus_per_node | number | --gpus-per-node | common |
+starter | enum | | | start processes in an allocation with this program  [default: auto]
+[slurm.]
+nodes | count | -N --nodes | common | run on this many nodes  [default: 1]
+gpus_per_node | number | --gpus-per-node | common |
   request this many GPUs on each node, one rank each; a100:4 also sets the type
-slurm.gpu_type | text | (--gpu-type) | | request GPUs of this type, e.g. a100
-slurm.gpu_request | enum | (--gpu-request) | |
-  request GPUs with this sbatch option  [default: gpus-per-node]
-slurm.cpus_per_task | count | -c --cpus-per-task | common | request this many CPUs on each node
-slurm.cpus_per_gpu | count | (--cpus-per-gpu) | | request this many CPUs for each GPU
-slurm.mem | text | --mem | common | request this much memory on each node, e.g. 200G
-slurm.mem_per_gpu | text | (--mem-per-gpu) | | request this much memory for each GPU, e.g. 60G
-slurm.mem_per_cpu | text | (--mem-per-cpu) | | request this much memory for each CPU, e.g. 4G
-slurm.exclusive | flag | (--exclusive) | | do not share the nodes with other jobs
-slurm.time = time_minutes | minutes | -t --time | common |
+gpu_type | text | | | request GPUs of this type, e.g. a100
+gpu_request | enum | | | request GPUs with this sbatch option  [default: gpus-per-node]
+cpus_per_task | count | -c --cpus-per-task | common | request this many CPUs on each node
+cpus_per_gpu | count | | | request this many CPUs for each GPU
+mem | text | --mem | common | request this much memory on each node, e.g. 200G
+mem_per_gpu | text | | | request this much memory for each GPU, e.g. 60G
+mem_per_cpu | text | | | request this much memory for each CPU, e.g. 4G
+exclusive | flag | | | do not share the nodes with other jobs
+time = time_minutes | minutes | -t --time | common |
   limit the run time, e.g. 90 (minutes), 12h, 1:30:00 or 2-00:00:00
-slurm.time_min = time_min_minutes | minutes | (--time-min) | |
+time_min = time_min_minutes | minutes | | |
   accept a shorter time limit, down to this, to start earlier
-slurm.partition | text | -p --partition | common | submit to this partition
-slurm.account | text | -A --account | common | charge this account
-slurm.qos | text | -q --qos | common | request this quality of service
-slurm.constraint | text | -C --constraint | common | require these node features, e.g. a100|h100
-slurm.nodelist | text | -w --nodelist | | use these nodes, e.g. node[01-04]
-slurm.exclude | text | -x --exclude | | avoid these nodes, e.g. node[07,12]
-slurm.reservation | text | (--reservation) | | run in this reservation
-slurm.dependency | text | (-d --dependency) | | start after other jobs, e.g. afterok:4711
-slurm.begin | text | (-b --begin) | | start no earlier than this, e.g. 20:00 or now+2hours
-slurm.deadline | text | (--deadline) | |
-  remove the job if it cannot end by this time, e.g. 2026-08-01T06:00
-slurm.hold | flag | (-H --hold) | | submit the job in held state
-slurm.requeue | flag | (--requeue/--no-requeue) | |
-  let Slurm requeue the job after a preemption or a node failure  [default: yes]
-slurm.signal | text | (--signal) | | send USR1 or USR2 before the time limit, e.g. B:USR2@300
-slurm.spare_nodes | number | (--spare-nodes) | |
-  allocate extra nodes that replace lost ones  [default: 0]
-slurm.switches | text | (--switches) | |
-  limit the number of leaf switches, e.g. 1@60 (wait up to 60 minutes)
-slurm.clusters | text | (-M --clusters) | | submit to this Slurm cluster, if there are several
-slurm.comment | text | (--comment) | | attach a comment to the job
-slurm.mail_type | text | (--mail-type) | | send mail on these events, e.g. END,FAIL
-slurm.mail_user | text | (--mail-user) | | send mail to this address
-slurm.extra = sbatch_args | texts OPTION | --sbatch-arg | |
+partition | text | -p --partition | common | submit to this partition
+account | text | -A --account | common | charge this account
+qos | text | -q --qos | common | request this quality of service
+constraint | text | -C --constraint | common | require these node features, e.g. a100|h100
+nodelist | text | -w --nodelist | | use these nodes, e.g. node[01-04]
+exclude | text | -x --exclude | | avoid these nodes, e.g. node[07,12]
+reservation | text | | | run in this reservation
+dependency | text | | | start after other jobs, e.g. afterok:4711
+begin | text | | | start no earlier than this, e.g. 20:00 or now+2hours
+deadline | text | | | remove the job if it cannot end by this time, e.g. 2026-08-01T06:00
+hold | flag | | | submit the job in held state
+requeue | flag | | | let Slurm requeue the job after a preemption or a node failure  [default: yes]
+signal | text | | | send USR1 or USR2 before the time limit, e.g. B:USR2@300
+spare_nodes | number | | | allocate extra nodes that replace lost ones  [default: 0]
+switches | text | | | limit the number of leaf switches, e.g. 1@60 (wait up to 60 minutes)
+clusters | text | | | submit to this Slurm cluster, if there are several
+comment | text | | | attach a comment to the job
+mail_type | text | | | send mail on these events, e.g. END,FAIL
+mail_user | text | | | send mail to this address
+extra = sbatch_args | texts OPTION | --sbatch-arg | |
   pass any other option to sbatch, e.g. --sbatch-arg=--nice=100 (repeatable)
-slurm.srun_extra = srun_args | texts OPTION | --srun-arg | |
+srun_extra = srun_args | texts OPTION | --srun-arg | |
   pass any other option to srun, e.g. --srun-arg=--container-image=IMAGE (repeatable)
-[launch]
-launch.nproc_per_node | count | --nproc-per-node | |
+[launch.]
+nproc_per_node | count | --nproc-per-node | |
   start this many ranks on each node  [default: one per GPU, else 1]
-launch.device | enum | --device | common | compute on this device  [default: auto]
-launch.gpu_ids | text | --gpu-ids | | use these GPUs of this machine, e.g. 0,2 (local runs)
-launch.strategy | enum | --strategy | common |
-  distribute the model with this strategy  [default: ddp]
-launch.tensor_parallel | count | (--tensor-parallel) | |
-  split each layer over this many ranks (fsdp; with ddp, all ranks)
-launch.context_parallel | count | (--context-parallel) | |
-  split each sample over this many ranks with ring attention (fsdp)
-launch.sequence_parallel | count | (--sequence-parallel) | |
-  split each sample over this many ranks with Ulysses (zero2, zero3)
-launch.data_parallel_shard | count | (--data-parallel-shard) | |
+device | enum | --device | common | compute on this device  [default: auto]
+gpu_ids | text | --gpu-ids | | use these GPUs of this machine, e.g. 0,2 (local runs)
+strategy | enum | --strategy | common | distribute the model with this strategy  [default: ddp]
+tensor_parallel | count | | | split each layer over this many ranks (fsdp; with ddp, all ranks)
+context_parallel | count | | | split each sample over this many ranks with ring attention (fsdp)
+sequence_parallel | count | | | split each sample over this many ranks with Ulysses (zero2, zero3)
+data_parallel_shard | count | | |
   shard each copy of the state over this many ranks (fsdp)  [default: all; fsdp-hybrid: those of a
   node]
-launch.data_parallel_replicate | count | (--data-parallel-replicate) | |
+data_parallel_replicate | count | | |
   keep this many copies of the state (fsdp)  [default: 1; fsdp-hybrid: one per node]
-launch.mixed_precision | enum | --mixed-precision | common |
+mixed_precision | enum | --mixed-precision | common |
   compute in this precision; auto: bf16 if supported, else fp16; no on CPUs
-launch.accelerate_config | path FILE | --accelerate-config | |
+accelerate_config | path FILE | --accelerate-config | |
   use your own accelerate YAML; options still override its nodes and ranks
-launch.deepspeed_config | path FILE | --deepspeed-config | |
-  use your own DeepSpeed JSON, unchanged
-launch.timeout = timeout_s | seconds | --timeout | |
+deepspeed_config | path FILE | --deepspeed-config | | use your own DeepSpeed JSON, unchanged
+timeout = timeout_s | seconds | --timeout | |
   set the process-group timeout, e.g. 30m or 1800 (seconds)
-launch.rendezvous_timeout = rendezvous_timeout_s | seconds | (--rendezvous-timeout) | |
+rendezvous_timeout = rendezvous_timeout_s | seconds | | |
   wait this long for all nodes to join  [default: 10m]
-launch.main_process_port | count | (--main-process-port) | |
-  use this port for the rendezvous  [default: derived from the job id]
-launch.threads_per_process | count | (--threads-per-process) | |
-  set OMP_NUM_THREADS  [default: allocated CPUs / ranks]
-launch.max_restarts | number | --max-restarts | |
+main_process_port | count | | | use this port for the rendezvous  [default: derived from the job id]
+threads_per_process | count | | | set OMP_NUM_THREADS  [default: allocated CPUs / ranks]
+max_restarts | number | --max-restarts | |
   restart at most this many times  [default: while each attempt saves a new checkpoint]
-launch.on_interrupt | enum | --on-interrupt | |
+on_interrupt | enum | --on-interrupt | |
   continue this way after the time limit, a preemption or a lost node  [default: requeue; stop with
   --no-requeue]
-launch.preflight | enum | (--preflight) | |
+preflight | enum | | |
   check each node before the ranks start, and warn or start without a node that fails  [default:
   warn]
-launch.launcher | enum | (--launcher) | |
+launcher | enum | | |
   start the ranks as forks of a process that has imported torch (forge), as new interpreters
   (direct) or by accelerate launch  [default: auto]
-launch.hang_timeout = hang_timeout_s | duration | --hang-timeout | |
+hang_timeout = hang_timeout_s | duration | --hang-timeout | |
   restart when no step ends for this long or, if longer, for the time of ten steps; 0 disables it
   [default: 15m]
-launch.world_contract | flag | (--world-contract/--no-world-contract) | |
-  fail the job if its ranks do not form one world  [default: yes]
-launch.trainer_resume | flag | (--trainer-resume/--no-trainer-resume) | |
+world_contract | flag | | | fail the job if its ranks do not form one world  [default: yes]
+trainer_resume | flag | | |
   have Trainer.train() continue from the newest checkpoint of this run  [default: yes]
-launch.python | text | --python | | run this interpreter on the nodes  [default: this one]
-launch.setup | texts LINE | --setup | common |
+python | text | --python | | run this interpreter on the nodes  [default: this one]
+setup | texts LINE | --setup | common |
   run this first on each node: a line of bash, conda:NAME or venv:DIR (repeatable)
-launch.stage | enum | (--stage) | |
+stage | enum | | |
   copy the environment as one file to the disk of each node (Slurm); auto: if it is on a shared file
   system and the job has several nodes  [default: off]
-launch.stage_dir | text DIR | | |
+stage_dir | text DIR | | |
   keep these copies in this directory of each node  [default: $TMPDIR, or /tmp]
-[network]
-network.preset = network | enum | (--network) | |
-  apply the NCCL settings for this network  [default: auto]
-network.interface = network_interface | text | (--network-interface) | |
+[network.]
+preset = network | enum | | | apply the NCCL settings for this network  [default: auto]
+interface = network_interface | text | | |
   use this network interface  [default: the one that routes to the other nodes]
-network.port_range | text LOW-HIGH | (--port-range) | |
-  listen on ports in this range  [default: 20000-29999]
-network.env = network_env | mapping | | | set additional NCCL or fabric variables
-[logs]
-logs.spool = log_spool_bytes | bytes | | |
+port_range | text LOW-HIGH | | | listen on ports in this range  [default: 20000-29999]
+env = network_env | mapping | | | set additional NCCL or fabric variables
+[logs.]
+spool = log_spool_bytes | bytes | | |
   buffer this much output per node while the run directory is not writable
-logs.max_lines_per_s = log_lines_per_s | count | | |
+max_lines_per_s = log_lines_per_s | count | | |
   keep up to this many lines per rank and second  [default: all; 2000 above 64 nodes]
 [env]
 env | mapping NAME=VALUE | --env | common | set a variable for the ranks (repeatable)
 pass_env | texts NAME | --pass-env | common |
   pass a variable of your shell by name; its value is not stored (repeatable)
-[training]
-training.model | text | --model | common |
+[training.]
+model | text | --model | common |
   estimate this model: a known name (qwen3-8b), a config.json or its directory
-training.params | real | --params | common | set the number of parameters, e.g. 8.03B
-training.active_params | real | --active-params | |
+params | real | --params | common | set the number of parameters, e.g. 8.03B
+active_params | real | --active-params | |
   set the number of parameters active per token (mixture of experts)
-training.hidden | count | --hidden | | set the hidden size
-training.layers | count | --layers | | set the number of layers
-training.heads | count | --heads | | set the number of attention heads
-training.kv_heads | count | --kv-heads | | set the number of key-value heads
-training.ffn | count | --ffn | | set the feed-forward size
-training.vocab | count | --vocab | | set the vocabulary size
-training.samples | count | --samples | common | set the number of samples in the dataset, e.g. 1.2M
-training.tokens | real | --tokens | | set the number of tokens in the dataset, instead of --samples
-training.seq_len | count | --seq-len | common |
-  set the number of tokens per sample, e.g. 4096 (4k is 4000)
-training.micro_batch | count | --micro-batch | common |
-  set the number of samples per rank and forward pass
-training.accumulation | count | --accumulation --accum | common |
+hidden | count | --hidden | | set the hidden size
+layers | count | --layers | | set the number of layers
+heads | count | --heads | | set the number of attention heads
+kv_heads | count | --kv-heads | | set the number of key-value heads
+ffn | count | --ffn | | set the feed-forward size
+vocab | count | --vocab | | set the vocabulary size
+samples | count | --samples | common | set the number of samples in the dataset, e.g. 1.2M
+tokens | real | --tokens | | set the number of tokens in the dataset, instead of --samples
+seq_len | count | --seq-len | common | set the number of tokens per sample, e.g. 4096 (4k is 4000)
+micro_batch | count | --micro-batch | common | set the number of samples per rank and forward pass
+accumulation | count | --accumulation --accum | common |
   accumulate gradients over this many passes  [default: 1, or set by --effective-batch]
-training.effective_batch | count | --effective-batch | common |
+effective_batch | count | --effective-batch | common |
   set the number of samples per optimizer step, over all ranks
-training.epochs | real | --epochs | common | train for this many epochs
-training.max_steps | count | --max-steps | common | train for this many optimizer steps
-training.optimizer | enum | --optimizer | common | use this optimizer  [default: adamw]
-training.lora | number | --lora | common | train LoRA adapters of this rank; 0 trains all weights
-training.load_in_4bit | flag | --load-in-4bit/--no-load-in-4bit | |
+epochs | real | --epochs | common | train for this many epochs
+max_steps | count | --max-steps | common | train for this many optimizer steps
+optimizer | enum | --optimizer | common | use this optimizer  [default: adamw]
+lora | number | --lora | common | train LoRA adapters of this rank; 0 trains all weights
+load_in_4bit | flag | --load-in-4bit/--no-load-in-4bit | |
   keep the frozen weights in 4 bits, with --lora (QLoRA)
-training.grad_ckpt | flag | --grad-ckpt/--no-grad-ckpt | common |
+grad_ckpt | flag | --grad-ckpt/--no-grad-ckpt | common |
   recompute activations instead of keeping them
-training.lr | real | --lr | common | scale this learning rate to the batch
-training.base_batch | count | --base-batch | | set the effective batch that --lr was chosen for
-training.lr_rule | enum | --lr-rule | | scale the learning rate by this rule  [default: linear]
-training.gpu | text | --gpu | common | estimate for this GPU, e.g. h100-80g or rtx4090
-training.gpu_price | texts GPU=PRICE | --gpu-price | |
+lr | real | --lr | common | scale this learning rate to the batch
+base_batch | count | --base-batch | | set the effective batch that --lr was chosen for
+lr_rule | enum | --lr-rule | | scale the learning rate by this rule  [default: linear]
+gpu | text | --gpu | common | estimate for this GPU, e.g. h100-80g or rtx4090
+gpu_price | texts GPU=PRICE | --gpu-price | |
   set the price of a GPU-hour, e.g. h100-80g=2.5 (repeatable)
-training.gpu_mem = gpu_mem_bytes | bytes | --gpu-mem | | set the memory of each GPU, e.g. 24GiB
-training.host_mem = host_mem_bytes | bytes | --host-mem | |
-  set the memory of each node  [default: --mem]
-training.intra_node_bandwidth | real GB/s | --intra-node-bandwidth | |
+gpu_mem = gpu_mem_bytes | bytes | --gpu-mem | | set the memory of each GPU, e.g. 24GiB
+host_mem = host_mem_bytes | bytes | --host-mem | | set the memory of each node  [default: --mem]
+intra_node_bandwidth | real GB/s | --intra-node-bandwidth | |
   set the bandwidth between GPUs of a node (busbw of nccl-tests)  [default: by GPU]
-training.inter_node_bandwidth | real GB/s | --inter-node-bandwidth | |
+inter_node_bandwidth | real GB/s | --inter-node-bandwidth | |
   set the bandwidth of all network cards of a node, e.g. 400 for 8 x 400 Gb/s  [default: by GPU and
   --network]
-training.mfu | real | --mfu | |
-  set the share of peak FLOPS that a fully used GPU reaches  [default: 0.4]
-training.step_time = step_time_s | real | --step-time | |
+mfu | real | --mfu | | set the share of peak FLOPS that a fully used GPU reaches  [default: 0.4]
+step_time = step_time_s | real | --step-time | |
   set the measured time of an optimizer step, e.g. 4.5s
-training.save_every | count | --save-every | | save a checkpoint every N steps
-training.keep | count | --keep | | keep this many checkpoints
-training.keep_best | count | --keep-best | | also keep the N best checkpoints, weights only
-training.planned | flag | | |
-  pass the planned batch and checkpointing to the ranks; submit --plan sets it
+save_every | count | --save-every | | save a checkpoint every N steps
+keep | count | --keep | | keep this many checkpoints
+keep_best | count | --keep-best | | also keep the N best checkpoints, weights only
+planned | flag | | | pass the planned batch and checkpointing to the ranks; submit --plan sets it
 """
 
 
@@ -378,21 +359,20 @@ _CHOICES: Final[Mapping[str, type[Enum]]] = {
 def _rows() -> Iterator[Field]:
     """Read the table."""
     defaults = {field.name: field.default for field in dataclasses.fields(JobSpec)}
-    group = ""
+    group = dot = ""
     for line in re.sub(r"\n +", " ", _TABLE).splitlines():
         if line.startswith("["):
-            group = line[1:-1]
+            group, dot, _ = line[1:-1].partition(".")
             continue
         names, kind, flags, marks, text = map(str.strip, line.split("|", 4))
-        key, _, name = names.partition(" = ")
-        name = name or key.rpartition(".")[2]
+        leaf, _, name = names.partition(" = ")
+        name = name or leaf
         default: Any = {} if kind.startswith("mapping") else defaults[name]
         yield Field(
             name=name,
-            key=key,
+            key=f"{group}.{leaf}" if dot else leaf,
             kind=Kind(kind.split()[0]),
-            flags=() if flags.startswith("(") else tuple(flags.split()),
-            former=tuple(flags[1:-1].split()) if flags.startswith("(") else (),
+            flags=tuple(flags.split()),
             group=group,
             help=re.sub(r" +\[default", "  [default", text),
             default=default,
@@ -403,3 +383,61 @@ def _rows() -> Iterator[Field]:
 
 
 FIELDS: Final = tuple(_rows())
+BY_KEY: Final[Mapping[str, Field]] = {field.key: field for field in FIELDS}
+BY_NAME: Final[Mapping[str, Field]] = {field.name: field for field in FIELDS}
+BY_ENV: Final[Mapping[str, Field]] = {field.env: field for field in FIELDS}
+SECTIONS: Final = tuple(
+    dict.fromkeys(key.partition(".")[0] for key in BY_KEY if "." in key)
+)  # slurm, launch, network, logs, training
+# The names in other tools.
+_ALIASES: Final = {
+    **dict.fromkeys(("gpus", "gres", "num_gpus", "n_gpus"), "slurm.gpus_per_node"),
+    **dict.fromkeys(("num_nodes", "nnodes", "num_machines"), "slurm.nodes"),
+    **dict.fromkeys(
+        ("ntasks_per_node", "tasks_per_node", "num_processes"), "launch.nproc_per_node"
+    ),
+    **dict.fromkeys(("precision", "dtype", "amp"), "launch.mixed_precision"),
+    **{"memory": "slurm.mem", "walltime": "slurm.time", "features": "slurm.constraint"},
+    **dict.fromkeys(("tp", "tp_size"), "launch.tensor_parallel"),
+    **dict.fromkeys(("cp", "cp_size"), "launch.context_parallel"),
+    **dict.fromkeys(("sp", "sp_size", "ulysses"), "launch.sequence_parallel"),
+    **{"dp_shard_size": "launch.data_parallel_shard"},
+    **{"dp_replicate_size": "launch.data_parallel_replicate"},
+    **{"distributed_type": "launch.strategy", "command": "script"},
+    **dict.fromkeys(("nodefile", "host_file", "machinefile"), "hostfile"),
+}
+
+
+def keys_in(section: str) -> list[str]:
+    """Return the keys of a section without its name; "" is the top level."""
+    if not section:
+        return [key for key in BY_KEY if "." not in key] + [*SECTIONS, "profile", "profiles"]
+    return [key.partition(".")[2] for key in BY_KEY if key.startswith(section + ".")]
+
+
+def hint_for_key(name: str, section: str) -> str:
+    """Return a hint for an unknown key of a section ("": the top level)."""
+    plain, known = name.replace("-", "_").removeprefix(f"{section}."), keys_in(section)
+    if plain in ("conda", "conda_env", "modules", "uv", "venv"):
+        return f"write it under 'launch:' as setup: {{{plain.removesuffix('_env')}: ...}}"
+    key = words().get(plain) if plain not in known else None
+    if key is None and (near := nearest(plain, known)):
+        return f"use '{near}'"
+    key = key or words().get(nearest(plain, words()) or "", "")
+    home, _, leaf = key.rpartition(".")
+    if home == section:
+        return f"use '{leaf}'" if leaf else f"use one of: {', '.join(known)}"
+    where = f"under '{home}:'" if home else "at the top level"
+    return f"write '{leaf}' {where}" if leaf else f"use one of: {', '.join(known)}"
+
+
+@functools.cache
+def words() -> dict[str, str]:
+    """Map words to the keys that they name: whole keys, their last parts, long options."""
+    found = dict(_ALIASES)
+    for field in FIELDS:
+        flags = (flag for flag in field.flags if flag[:2] == "--")
+        options = [flag.lstrip("-").replace("-", "_") for flag in flags]
+        for word in (*options, field.name, field.key.rpartition(".")[2], field.key):
+            found[word] = field.key
+    return found

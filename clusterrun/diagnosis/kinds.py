@@ -1,4 +1,4 @@
-"""Kinds of verdicts: what other rooms need to know without the table of causes."""
+"""Kinds of verdicts, and what agents note about a failure: without the table of causes."""
 
 from __future__ import annotations
 
@@ -59,3 +59,65 @@ class Suspicion:
 
     kind: Doubt
     text: str
+
+
+# What an agent notes: the event `note`, and a line of its node's log
+
+
+class NoteSource(str, Enum):
+    """Who on the node knows of it."""
+
+    AGENT = "agents"
+    CGROUP = "cgroup"
+    KERNEL = "kernel"
+    NVML = "nvml"
+    PREFLIGHT = "preflight"
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a node's memory cgroup counted: OOM kills; its limit and peak in bytes, if known."""
+
+    kills: int
+    limit: int | None = None
+    peak: int | None = None
+
+    def __str__(self) -> str:
+        killed = f"the OOM killer killed {self.kills} process{'' if self.kills == 1 else 'es'}"
+        sizes = {"the job may use {} on this node": self.limit, "its peak was {}": self.peak}
+        shown = [
+            text.format(f"{size / (1 << 30):.3g} GiB")
+            for text, size in sizes.items()
+            if size is not None
+        ]
+        return ", ".join([killed, *shown])
+
+
+@dataclass(frozen=True)
+class ChangedCheck:
+    """A check that found less before the ranks started than after the failure."""
+
+    id: str
+    before: str
+    now: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Note:
+    """What a source on the node reports, about a rank or none.
+
+    `memory` is what the cgroup counted, `change` a check that became worse, `held_gpu` a GPU (by
+    the ranks' number) whose memory was in use before the ranks started.
+    """
+
+    source: NoteSource
+    text: str
+    rank: int | None = None
+    held_gpu: int | None = None
+    memory: Memory | None = None
+    change: ChangedCheck | None = None
+
+    def __str__(self) -> str:
+        rank = "" if self.rank is None else f"[rank{self.rank}]: "
+        return f"{self.source.value}: {rank}{self.text}"

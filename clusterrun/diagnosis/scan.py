@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from clusterrun.diagnosis.collectives import WORDS, Works
 from clusterrun.diagnosis.lines import PrintedLine
 from clusterrun.diagnosis.table import CAUSAL, Domain, KnownCause, Role, Sign, Table
 from clusterrun.diagnosis.training import STEPS, TrainingLog
-from clusterrun.diagnosis.works import WORDS, Works
 from clusterrun.logformat.literals import literals_of
 
 BEFORE, AFTER = 40, 12  # lines of a process around a sign that `near` and `unless` read
@@ -109,7 +109,7 @@ class Scanner:
     trainings: dict[str, TrainingLog] = field(  # by file
         default_factory=lambda: defaultdict(TrainingLog)
     )
-    counts: dict[tuple[str, Role], int] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)  # lines with a sign of each cause
     seen_on: dict[tuple[str, Role], set[int]] = field(default_factory=dict)
     _found: dict[tuple[str, Role], list[FoundSign]] = field(default_factory=dict)
     _more: dict[tuple[str, Role], dict[str, set[tuple[int | None, str]]]] = field(
@@ -140,8 +140,6 @@ class Scanner:
         process = self._process_of(line.source)
         process.after += 1
         process.recent = [*process.recent[1 - _AROUND :], line.text]
-        for waiting in self._waiting.get(line.source, ()):
-            waiting.left -= 1
         self._settle(line.source, at_end=False)
         self.trainings[line.file].feed(line)
         is_matched = self._match(line, process)
@@ -336,28 +334,23 @@ class Scanner:
         )
 
     def _settle(self, source: str, *, at_end: bool) -> None:
-        """Decide on signs whose surroundings are complete."""
-        waiting = self._waiting.get(source)
-        if not waiting:
-            return
-        process = self._processes[source]
-        for each in waiting:
-            if each.left <= 0 or at_end:
-                sign, text = each.sign, "\n".join(process.recent[each.left - _AROUND :])
-                is_other = sign.unless and sign.unless.search("\n".join((text, *self._left)))
-                is_fit = not is_other and (sign.near is None or sign.near.search(text))
-                if kept := each.finding if is_fit else each.otherwise:
-                    self._keep(kept)
-        left = [each for each in waiting if each.left > 0 and not at_end]
-        if left:
-            self._waiting[source] = left
-        else:
-            del self._waiting[source]
+        """Decide on signs whose surroundings are complete: after another line, or `at_end`."""
+        for each in self._waiting.pop(source, ()):
+            each.left -= not at_end
+            if each.left > 0 and not at_end:
+                self._waiting.setdefault(source, []).append(each)
+                continue
+            recent = self._processes[source].recent
+            sign, text = each.sign, "\n".join(recent[each.left - _AROUND :])
+            is_other = sign.unless and sign.unless.search("\n".join((text, *self._left)))
+            is_fit = not is_other and (sign.near is None or sign.near.search(text))
+            if kept := each.finding if is_fit else each.otherwise:
+                self._keep(kept)
 
     def _keep(self, finding: FoundSign) -> None:
         key = (finding.cause.id, finding.role)
         if self._counted.get(finding.cause.id) != finding.order:  # several signs of one line
-            self.counts[key] = self.counts.get(key, 0) + 1
+            self.counts[finding.cause.id] += 1
             self._counted[finding.cause.id] = finding.order
         if finding.line.rank in self.ranks:
             self.seen_on.setdefault(key, set()).add(finding.line.rank)

@@ -170,7 +170,7 @@ def _consequences(
     return tuple(
         Consequence(
             cause=each.cause,
-            count=sum(n for (name, _), n in scanner.counts.items() if name == each.cause.id),
+            count=scanner.counts[each.cause.id],
             ranks=tuple(sorted(scanner.seen_on.get((each.cause.id, each.role), ()))),
             first=each.line,
         )

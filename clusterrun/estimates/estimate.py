@@ -7,15 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from clusterrun.config.choices import LrRule, Network
-from clusterrun.estimates import (
-    activations,
-    memory,
-    parts,
-    presets,
-    speed,
-    steps,
-)
+from clusterrun.config.choices import Device, LrRule, Network
+from clusterrun.errors import UsageError
+from clusterrun.estimates import activations, memory, speed, steps
 from clusterrun.estimates.gpus import Gpu
 from clusterrun.estimates.inputs import (
     FITS_BELOW,
@@ -26,9 +20,9 @@ from clusterrun.estimates.inputs import (
     Term,
     total,
 )
-from clusterrun.estimates.presets import Loader, Preset
 from clusterrun.estimates.speed import Cost, Duration, Links, Scaling, Speedup, links_of
-from clusterrun.estimates.steps import Rates
+from clusterrun.estimates.steps import Loader, Preset, Rates
+from clusterrun.launch.world_shape import World, check_sizes
 
 FRAGMENTATION: Final = 1.05  # memory that torch's allocator can't reuse
 KEEP: Final = 2
@@ -225,7 +219,7 @@ def estimate(question: Question) -> Estimate:
         else None,
         time=_time(question, counted),
         speedup=measured_speedup(question) or usual_speedup(question),
-        loader=presets.advice(
+        loader=steps.advice(
             question.cpus_per_rank or 0, question.host_bytes or 0, is_cpu=question.is_cpu
         ),
         preset=_preset(question),
@@ -364,7 +358,7 @@ def _preset(question: Question) -> Preset | None:
     """Return a preset that fits, if no batch was chosen and the device is known."""
     if question.is_batch_chosen or (question.gpu_bytes is None and not question.is_cpu):
         return None
-    chosen = presets.preset_for(0 if question.is_cpu else question.gpu_bytes or 0)
+    chosen = steps.preset_for(0 if question.is_cpu else question.gpu_bytes or 0)
     setup = replace(question.setup, micro_batch=chosen.micro_batch, grad_ckpt=chosen.grad_ckpt)
     need = gpu_need(replace(question, setup=setup))
     return None if need is not None and need.verdict is Fit.NO else chosen
@@ -372,7 +366,7 @@ def _preset(question: Question) -> Preset | None:
 
 def _notes(question: Question, counted: Steps) -> Iterator[str]:
     setup, positions = question.setup, question.setup.model.positions
-    yield from (*parts.notes(setup), *_model_notes(setup))
+    yield from (*_size_notes(setup), *_model_notes(setup))
     if 0 < positions < setup.seq_len:
         yield (
             f"samples of {setup.seq_len:,} tokens are longer than the model's maximum of "
@@ -420,4 +414,46 @@ def mistake(question: Question) -> str:
         return f"{batch} is larger than the dataset ({samples:,} samples)"
     if question.epochs is not None and question.epochs > MOST_EPOCHS:
         return f"{question.epochs:g} epochs are more than the maximum of {MOST_EPOCHS:g}"
-    return parts.mistake(setup)
+    return wrong_sizes(setup)
+
+
+def wrong_sizes(setup: Setup) -> str:
+    """Return why the sizes can't divide ranks or model; "" if no reason is known."""
+    sizes, model, procs = setup.parallel, setup.model, setup.procs_per_node
+    world = World(nodes=setup.nodes, procs_per_node=procs, gpus_per_node=procs, device=Device.CUDA)
+    try:
+        check_sizes(sizes, setup.strategy, world)
+    except UsageError as error:
+        return error.message
+    heads = {"heads": model.heads, "key-value heads": model.kv_heads}
+    for name, size in (("tensor", sizes.tensor), ("sequence", sizes.sequence)):
+        for what, number in heads.items():
+            # Ulysses copies key-value heads if there are fewer than ranks.
+            is_copied = name == "sequence" and what != "heads" and size % (number or 1) == 0
+            if number % size and not is_copied:
+                named = model.name or "the model"
+                return (
+                    f"launch.{name}_parallel {size} does not divide the {number} {what} of {named}"
+                )
+    for name, divisor in (("context", 2 * sizes.context), ("sequence", sizes.sequence)):
+        if getattr(sizes, name) > 1 and setup.seq_len % divisor:
+            return (
+                f"samples of {setup.seq_len:,} tokens are not divisible by {divisor}, as "
+                f"launch.{name}_parallel {getattr(sizes, name)} requires"
+            )
+    return ""
+
+
+def _size_notes(setup: Setup) -> Iterator[str]:
+    """Yield notes on the meaning of the numbers and on what they leave out."""
+    sizes = setup.parallel
+    if sizes.tensor > 1:
+        yield (
+            f"P and U are a GPU's part with launch.tensor_parallel {sizes.tensor}: the matrices of "
+            "the blocks are divided, embeddings and norms are whole"
+        )
+    if sizes.model > 1:
+        yield (
+            "times leave out the traffic of tensor, context and sequence parallelism: measure a "
+            "step and pass --step-time"
+        )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from clusterrun.config.choices import Optimizer, Strategy
-from clusterrun.config.parallel import Parallel
+from clusterrun.errors import UsageError
+from clusterrun.launch.plan import Parallel
 
 GIB = 1 << 30
 FITS_BELOW = 0.80  # of the capacity; above it a training fits tightly
@@ -72,6 +73,45 @@ class Model:
         """Return the width of all key heads together, which is also that of the value heads."""
         return self.query_width * (self.kv_heads or self.heads) // max(1, self.heads)
 
+    def adapter_params(self, rank: int) -> int:
+        """Return the parameters of LoRA adapters on all projections of attention and feed-forward.
+
+        peft makes these for "all-linear", and fewer for a list of layers. It makes none for routed
+        experts, which transformers 5 keeps as one tensor. Raises UsageError if the shape is
+        unknown.
+        """
+        if not rank:
+            return 0
+        if not self.has_shape:
+            raise UsageError(
+                "the size of LoRA's adapters depends on the model's shape",
+                hint="add --hidden, --layers, --heads and --ffn, or pass --model",
+            )
+        attention = 2 * (self.hidden + self.query_width) + 2 * (self.hidden + self.key_value_width)
+        ffn = self.ffn - self.experts_met * self.expert_ffn
+        feed_forward = (3 if self.gated else 2) * (self.hidden + ffn) if ffn else 0
+        return rank * ((self.layers + self.cross_layers) * attention + self.layers * feed_forward)
+
+    def divided(self, tensor: int) -> Model:
+        """Return the part of a GPU under tensor parallel.
+
+        It follows transformers' plans, after Megatron (arXiv 1909.08053), which divide the matrices
+        of the blocks and what they save (arXiv 2205.05198), but no norms, residuals or weights
+        outside the blocks. If the size of a block is unknown, all parameters are divided.
+        """
+        blocks = self.layers * self.block or self.params
+        return replace(
+            self,
+            params=self.params - blocks + blocks // tensor,
+            block=self.block // tensor,
+            head_dim=self.query_width // max(1, self.heads),
+            heads=max(1, self.heads // tensor) if self.heads else 0,
+            kv_heads=max(1, self.kv_heads // tensor) if self.kv_heads else 0,
+            ffn=self.ffn // tensor,
+            expert_ffn=self.expert_ffn // tensor,
+            linear_params=self.linear_params // tensor,
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
@@ -135,6 +175,23 @@ class Setup:
             return 1
         # FSDP and ZeRO also shard over the ranks that split a sample.
         return self.sizes.shard * self.parallel.context * self.parallel.sequence
+
+    @property
+    def trained(self) -> int:
+        """Return the number of trained parameters: those of the adapters, else all."""
+        return self.model.adapter_params(self.lora) or self.model.params
+
+    @property
+    def of_gpu(self) -> Setup:
+        """Return the setup with the part of model and sample that one GPU works on.
+
+        Context parallel and Ulysses (arXiv 2309.14509) divide the tokens of a sample.
+        """
+        sizes = self.parallel
+        if sizes.model == 1:
+            return self
+        tokens = -(-self.seq_len // (sizes.context * sizes.sequence))
+        return replace(self, model=self.model.divided(sizes.tensor), seq_len=tokens)
 
     @property
     def offloads_optimizer(self) -> bool:

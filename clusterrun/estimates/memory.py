@@ -8,9 +8,6 @@ from dataclasses import replace
 from clusterrun.config.choices import Optimizer, Strategy
 from clusterrun.estimates import activations
 from clusterrun.estimates.inputs import GIB, Setup, Term, term, total
-from clusterrun.estimates.parts import part_of_gpu
-from clusterrun.estimates.states import ESTIMATORS, REDUCE_BUCKET_SIZE, buffers, states, symbols
-from clusterrun.estimates.states import trainable_params as trainable_params
 
 CONTEXT = "CUDA and NCCL"
 CUDA_BYTES = GIB * 3 // 2
@@ -27,13 +24,13 @@ def gpu_terms(setup: Setup) -> tuple[Term, ...]:
 
     Parts that depend on an unknown shape or sequence length are absent.
     """
-    setup = part_of_gpu(setup)
+    setup = setup.of_gpu
     kept = (*states(setup), *buffers(setup))
-    passing = (*_cast_weights(setup), _dequantized(setup), *activations.terms(setup))
+    passing = (_cast_weights(setup), _dequantized(setup), *activations.terms(setup))
     # What a step of AdamW needs beyond the memory that the passes before it freed.
     is_adamw = setup.optimizer is Optimizer.ADAMW and not setup.offloads_optimizer
     symbol, by = symbols(setup)
-    size = 4 * trainable_params(setup) / setup.shards if is_adamw else 0
+    size = 4 * setup.trained / setup.shards if is_adamw else 0
     formula = f"max(0, 4 {symbol}{by} - activations)"
     source = "torch AdamW, foreach: a copy of one state for all"
     step = term("optimizer step", max(0, size - total(passing)), formula, source)
@@ -45,13 +42,10 @@ def _present(terms: Iterable[Term]) -> tuple[Term, ...]:
     return tuple(term for term in terms if term.bytes)
 
 
-def _cast_weights(setup: Setup) -> tuple[Term, ...]:
+def _cast_weights(setup: Setup) -> Term:
     """Return the 16-bit copies that autocast keeps of fp32 weights."""
-    if not setup.is_half or setup.strategy.stage:
-        return ()
-    symbol = symbols(setup)[0]
-    size = 2 * trainable_params(setup)
-    return (term("cast weights", size, f"2 {symbol}", "torch autocast, its cache"),)
+    size = 2 * setup.trained if setup.is_half and not setup.strategy.stage else 0
+    return term("cast weights", size, f"2 {symbols(setup)[0]}", "torch autocast, its cache")
 
 
 def _dequantized(setup: Setup) -> Term:
@@ -68,8 +62,7 @@ def cpu_terms(setup: Setup) -> tuple[Term, ...]:
 
     Offloading changes nothing on CPUs, and a bucket takes only the memory that is used.
     """
-    setup = part_of_gpu(setup)
-    here = setup
+    setup = here = setup.of_gpu
     if setup.offloads_optimizer:
         strategy = Strategy.simplest(setup.strategy.engine, setup.strategy.stage)
         here = replace(setup, strategy=strategy)
@@ -79,10 +72,8 @@ def cpu_terms(setup: Setup) -> tuple[Term, ...]:
     is_zero3 = setup.strategy.is_deepspeed and setup.strategy.stage == 3
     size = width * setup.model.params if is_zero3 else 0
     kept = term("not given back", size, f"{width} P", "measured")
-    parts = (
-        *(*states(here), *buffers(here, used), kept),
-        *(*_cast_weights(here), *activations.terms(here)),
-    )
+    parts = (*states(here), *buffers(here, used), kept, _cast_weights(here))
+    parts += activations.terms(here)
     processes = term("processes", ranks * CPU_PROCESS_BYTES, "n x 0.5 GiB", "measured")
     return _present(
         (processes, *(replace(x, bytes=ranks * x.bytes, formula=f"n ({x.formula})") for x in parts))
@@ -91,11 +82,11 @@ def cpu_terms(setup: Setup) -> tuple[Term, ...]:
 
 def symbols_of(setup: Setup) -> dict[str, tuple[str, float]]:
     """Return the symbols in formulas, each with its meaning and value for the part of one GPU."""
-    setup = part_of_gpu(setup)
+    setup = setup.of_gpu
     model = setup.model
     return {
         "P": ("parameters", model.params),
-        "P_t": ("trained parameters", trainable_params(setup)),
+        "P_t": ("trained parameters", setup.trained),
         "P_4": ("parameters in 4 bits", model.linear_params),
         "U": ("parameters of one block", model.block),
         "E": ("parameters outside the blocks", model.params - model.layers * model.block),
@@ -127,13 +118,13 @@ def _loading(setup: Setup) -> tuple[int, str]:
     """Return the bytes of one process's whole model on the host, and their formula."""
     if not setup.lora:
         return 4 * setup.model.params, "4 P"
-    size = setup.number_bytes * setup.model.params + 4 * trainable_params(setup)
+    size = setup.number_bytes * setup.model.params + 4 * setup.trained
     return size, f"({setup.number_bytes} P + 4 P_t)"
 
 
 def _plain_host(setup: Setup) -> Term:
     """Return the copies of the model while it is loaded; under fsdp-offload also the states."""
-    size, formula = _loading(part_of_gpu(setup))
+    size, formula = _loading(setup.of_gpu)
     source = "cpu_ram_efficient_loading: one process of a node loads"
     if not setup.strategy.is_fsdp or setup.parallel.tensor > 1:
         size, formula = setup.procs_per_node * size, f"n {formula}"
@@ -142,7 +133,7 @@ def _plain_host(setup: Setup) -> Term:
         return term("model while loading", size, formula, source)
     each = _each(setup)
     frozen = setup.number_bytes * setup.model.params if setup.lora else 0
-    states = (frozen + each * trainable_params(setup)) * setup.sizes.replicate / setup.nodes
+    states = (frozen + each * setup.trained) * setup.sizes.replicate / setup.nodes
     kept = f"({setup.number_bytes} P + {each} P_t)/M" if setup.lora else f"{each} P/M"
     return term("states and model while loading", states + size, f"{kept} + {formula}", source)
 
@@ -164,7 +155,7 @@ def _zero_host(setup: Setup) -> Term:
 
 def _offloaded(setup: Setup) -> tuple[int, str]:
     """Return the bytes of all nodes: master weights, gradients, states; for ZeRO-3 also weights."""
-    trained, width, each = trainable_params(setup), setup.number_bytes, _each(setup)
+    trained, width, each = setup.trained, setup.number_bytes, _each(setup)
     if not setup.offloads_params:
         return each * trained, f"{each} {symbols(setup)[0]}"
     if setup.lora:
@@ -204,23 +195,18 @@ def checkpoint_terms(setup: Setup) -> tuple[Term, ...]:
     return _present((weights, optimizer, _others(setup)))
 
 
-def checkpoint_bytes(setup: Setup) -> int:
-    """Return the size of one checkpoint in bytes."""
-    return total(checkpoint_terms(setup))
-
-
 def best_terms(setup: Setup, kept: int) -> tuple[Term, ...]:
     """Return the size of the best checkpoints, of which only fp32 weights are kept."""
-    size = FP32 * kept * trainable_params(setup)
+    size = FP32 * kept * setup.trained
     formula = f"{kept} x {FP32} {'P_t' if setup.lora else 'P'}"
-    return (term("weights of the best", size, formula, "safetensors"),) if kept else ()
+    return _present([term("weights of the best", size, formula, "safetensors")])
 
 
 def _per_parameter(name: str, setup: Setup, each: int) -> Term:
     writer = "DeepSpeed save_checkpoint" if setup.strategy.is_deepspeed else "accelerate save_state"
     source = "peft and HF's Trainer" if setup.lora else writer
     formula = f"{each} {'P_t' if setup.lora else 'P'}"
-    return term(name, each * trainable_params(setup), formula, source)
+    return term(name, each * setup.trained, formula, source)
 
 
 def _others(setup: Setup) -> Term:
@@ -230,3 +216,129 @@ def _others(setup: Setup) -> Term:
     source = "measured: accelerate 1.15" + (", DeepSpeed 0.19.8" if scripts else "")
     size = RANDOM_BYTES * setup.world + scripts
     return term("random numbers, scaler, scheduler", size, formula, source)
+
+
+# The states of the model on a GPU, by strategy, and the buffers to communicate
+
+ZERO_12, ZERO_3 = "DeepSpeed 0.19 stage_1_and_2.py", "DeepSpeed 0.19 stage3.py"
+ESTIMATORS = "DeepSpeed 0.19, estimate_zero*_model_states_mem_needs"
+FSDP = "torch fully_shard as accelerate 1.15 prepares it"
+# bitsandbytes, NF4 with double quantization: half a byte per weight, an 8-bit scale per 64 weights,
+# a 32-bit scale per 256 of those scales.
+NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
+QLORA = "bitsandbytes NF4, double quantization; peft keeps the rest in fp32"
+# Defaults of DeepSpeed's configuration, in elements.
+REDUCE_BUCKET_SIZE = 500_000_000
+STAGE3_MAX_LIVE_PARAMETERS = 1_000_000_000
+NO_SYNC = "accelerate 1.15, accumulate(): FSDP reduces after the last pass of a step"
+
+
+def frozen_bytes(setup: Setup) -> tuple[float, str]:
+    """Return the bytes of the weights that LoRA freezes, and their formula."""
+    model, width = setup.model, setup.number_bytes
+    if not setup.load_in_4bit:
+        return width * model.params, f"{width} P"
+    rest = model.params - model.linear_params
+    return NF4_BYTES * model.linear_params + 4 * rest, f"{NF4_BYTES:.3g} P_4 + 4 (P - P_4)"
+
+
+def symbols(setup: Setup) -> tuple[str, str]:
+    """Return the trained parameters and their divisor in the notation of the formulas."""
+    return "P_t" if setup.lora else "P", f"/{setup.shards}" if setup.shards > 1 else ""
+
+
+def states(setup: Setup) -> tuple[Term, Term, Term]:
+    """Return the weights, gradients and optimizer states that a GPU holds under the strategy."""
+    if setup.strategy.is_deepspeed:
+        return _zero_states(setup)
+    trained, sharers = setup.trained, setup.shards
+    symbol, by = symbols(setup)
+    frozen, formula = frozen_bytes(setup) if setup.lora else (0, "")
+    each = setup.optimizer.state_bytes
+    weights = _shared(f"{formula} + 4 P_t", by) if frozen else f"4 P{by}"
+    source = FSDP if setup.strategy.is_fsdp else "accelerate keeps fp32, except for frozen weights"
+    source = QLORA if setup.load_in_4bit else source
+    on_gpu = 0 if setup.offloads_params else 1
+    return (
+        term("weights", on_gpu * (frozen + 4 * trained) / sharers, weights, source),
+        term("gradients", on_gpu * 4 * trained / sharers, f"4 {symbol}{by}", source),
+        term("optimizer", on_gpu * each * trained / sharers, f"{each} {symbol}{by}", source),
+    )
+
+
+def _shared(formula: str, by: str) -> str:
+    return f"({formula}){by}" if by and "+" in formula else f"{formula}{by}"
+
+
+def _zero_states(setup: Setup) -> tuple[Term, Term, Term]:
+    """Return DeepSpeed's states; in half precision the sums are those of its own estimators.
+
+    Gradients are counted as computed (whole in stage 1), and in fp32 for the optimizer's step. For
+    stage 3 in half precision the estimator counts only the fp32 gradients.
+    """
+    stage = setup.strategy.stage
+    width, each = setup.number_bytes, 4 + setup.optimizer.state_bytes
+    trained, sharers = setup.trained, setup.shards
+    symbol, by = symbols(setup)
+    kept, every = frozen_bytes(setup)
+    if setup.lora:
+        kept, every = kept + width * trained, f"{every} + {width} P_t"
+    full = width if stage == 1 else 0
+    shard = 4 if stage == 1 or (stage == 3 and setup.is_half) else width + 4
+    gradients = f"{full} {symbol} + {shard} {symbol}{by}" if full else f"{shard} {symbol}{by}"
+    weights = 0 if setup.offloads_params else kept / (sharers if stage == 3 else 1)
+    on_gpu = 0 if setup.offloads_optimizer else 1
+    return (
+        term("weights", weights, _shared(every, by if stage == 3 else ""), ESTIMATORS),
+        term("gradients", on_gpu * (full + shard / sharers) * trained, gradients, ESTIMATORS),
+        term("optimizer", on_gpu * each * trained / sharers, f"{each} {symbol}{by}", ESTIMATORS),
+    )
+
+
+def buffers(setup: Setup, bucket: int = REDUCE_BUCKET_SIZE) -> tuple[Term, ...]:
+    """Return the buffers that the strategy needs to communicate."""
+    width, symbol = setup.number_bytes, symbols(setup)[0]
+    if setup.strategy is Strategy.DDP and setup.world > 1:
+        source = "torch DDP, gradients are copied"
+        return (term("gradient buckets", 4 * setup.trained, f"4 {symbol}", source),)
+    if setup.strategy.is_fsdp:
+        size = width * setup.trained if setup.accumulation > 1 else 0
+        # Of a step's passes: FSDP reduces them after the last.
+        summed = term("accumulated gradients", size, f"{width} {symbol}", NO_SYNC)
+        return (*_fsdp_buffers(setup), summed)
+    if setup.strategy.is_deepspeed:
+        return _zero_buffers(setup, bucket)
+    return ()
+
+
+def _zero_buffers(setup: Setup, bucket: int) -> tuple[Term, ...]:
+    width, model, is_zero3 = setup.number_bytes, setup.model, setup.strategy.stage == 3
+    source = ZERO_3 if is_zero3 else ZERO_12
+    reduce = term("reduce bucket", width * bucket, f"{width} reduce_bucket_size", source)
+    if not is_zero3:
+        size = 0 if setup.strategy.stage == 1 or setup.lora else width * model.largest_layer
+        return (reduce, term("largest gradient", size, f"{width} L_max", ZERO_12))
+    live = max(min(STAGE3_MAX_LIVE_PARAMETERS, model.params), 2 * model.largest_layer)
+    formula = f"{width} max(min(stage3_max_live_parameters, P), 2 L_max)"
+    return (reduce, term("gathered weights", width * live, formula, ZERO_3))
+
+
+def _fsdp_buffers(setup: Setup) -> tuple[Term, ...]:
+    """Return the gathered weights, and the gradients before they are sharded.
+
+    At the peak the current block, the next one and all weights outside the blocks are gathered. A
+    gradient exists twice: as computed and as sent.
+    """
+    model, width = setup.model, setup.number_bytes
+    if not (model.block and model.layers):
+        return ()
+    outside = max(0, model.params - model.layers * model.block)
+    graded, symbol = (
+        (setup.trained // model.layers, "P_t/L")
+        if setup.lora
+        else (max(model.block, model.largest_layer), "max(U, L_max)")
+    )
+    return (
+        term("gathered weights", width * (outside + 2 * model.block), f"{width} (E + 2 U)", FSDP),
+        term("whole gradients", 2 * width * graded, f"{2 * width} {symbol}", FSDP),
+    )

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from clusterrun.config.choices import Strategy
 from clusterrun.errors import UsageError
-from clusterrun.estimates import gpus, parts
+from clusterrun.estimates import gpus
 from clusterrun.estimates.estimate import (
     Question,
     counts_activations,
@@ -18,6 +18,7 @@ from clusterrun.estimates.estimate import (
     host_need,
     mistake,
     step_duration,
+    wrong_sizes,
 )
 from clusterrun.estimates.inputs import Fit, Setup
 from clusterrun.estimates.speed import step_cost
@@ -120,7 +121,7 @@ def _strategies(asked: Setup) -> list[Strategy]:
     if asked.world == 1:
         return [s for s in known if s is Strategy.NONE or (s.is_deepspeed and s.offload)]
     able = (s for s in known if s is not Strategy.NONE and (asked.nodes > 1 or not s.is_hybrid))
-    return [s for s in able if not parts.mistake(replace(asked, strategy=s))]
+    return [s for s in able if not wrong_sizes(replace(asked, strategy=s))]
 
 
 def _judged(question: Question, setup: Setup) -> Choice:

@@ -11,8 +11,6 @@ from clusterrun.config.choices import Network
 from clusterrun.errors import UsageError
 from clusterrun.estimates.gpus import Gpu
 from clusterrun.estimates.inputs import Model, Setup
-from clusterrun.estimates.parts import part_of_gpu
-from clusterrun.estimates.states import trainable_params
 
 MFU: Final = 0.40  # of the peak in passes that fill the GPU; assumed unless a step was measured
 MFU_BAND: Final = (0.75, 1.25)  # times MFU: 0.30 to 0.50
@@ -145,7 +143,7 @@ def _summing_seconds(setup: Setup, gpu: Gpu) -> float:
     if setup.accumulation == 1:
         return 0.0
     is_shard = setup.strategy.is_deepspeed and setup.strategy.stage > 1
-    summed = trainable_params(setup) / (setup.shards if is_shard else 1)
+    summed = setup.trained / (setup.shards if is_shard else 1)
     return GRADIENT_TRAFFIC * summed / gpu.bandwidth
 
 
@@ -244,7 +242,7 @@ def step_cost(setup: Setup, gpu: Gpu, links: Links, *, mfu: float = MFU) -> Cost
     """Estimate an optimizer step. Raises UsageError for an impossible MFU."""
     return Cost(
         compute_s=setup.accumulation * pass_seconds(setup, gpu, mfu),
-        network_s=_network_seconds(part_of_gpu(setup), links),
+        network_s=_network_seconds(setup.of_gpu, links),
         host_s=_host_seconds(setup, links),
     )
 
@@ -271,7 +269,7 @@ def _network_seconds(setup: Setup, links: Links) -> float:
     if setup.strategy.is_fsdp and setup.sizes.replicate > 1:
         # Replicas communicate between nodes, in a ring per local rank; shards within if they fit.
         is_within = setup.shards * setup.parallel.tensor <= setup.procs_per_node
-        replicated = 2 * FP32 * trainable_params(setup) / between
+        replicated = 2 * FP32 * setup.trained / between
         return _sent_bytes(setup) / (links.within_node if is_within else between) + replicated
     # One ring over all ranks enters each node once, over all of its network cards.
     return _sent_bytes(setup) / between
@@ -281,7 +279,7 @@ def _sent_bytes(setup: Setup) -> float:
     """Return the bytes that a GPU sends and receives in one optimizer step."""
     if max(setup.shards, setup.data_parallel) == 1:
         return 0.0
-    half, trainable = setup.number_bytes, trainable_params(setup)
+    half, trainable = setup.number_bytes, setup.trained
     weights = 2 * half * setup.model.params * setup.accumulation
     if setup.strategy.is_fsdp:  # accelerate adds the passes up before FSDP reduces
         return weights + half * trainable
@@ -296,7 +294,7 @@ def _host_seconds(setup: Setup, links: Links) -> float:
     """Return the seconds of the optimizer's step on the host and of the transfers for it."""
     if not setup.offloads_optimizer:
         return 0.0
-    half, trainable = setup.number_bytes, trainable_params(setup)
+    half, trainable = setup.number_bytes, setup.trained
     carried = 2 * half * trainable / setup.shards
     if setup.strategy.is_deepspeed:  # it adds the passes up on the host
         carried += 2 * FP32 * (setup.accumulation - 1) * trainable / setup.shards

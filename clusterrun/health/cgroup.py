@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 import psutil
 
-from clusterrun.logformat.notes import Memory
+from clusterrun.diagnosis.kinds import Memory
 
 ROOT, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 NO_LIMIT = 1 << 60  # cgroup v1 has a number close to 2**63 instead

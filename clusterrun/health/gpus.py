@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import psutil
 
+from clusterrun.health import nvml
 from clusterrun.health.examine import Look, UnknownError
-from clusterrun.health.gpu_answer import LONG_S, GpuAnswer
 from clusterrun.health.machine import gib
 from clusterrun.health.nvml import NvmlGpu
+from clusterrun.shared import shell
+from clusterrun.shared.files import parse_object
 from clusterrun.shared.finding import Finding, bad, fail, ok, skip
+from clusterrun.shared.own_modules import module_argv
 from clusterrun.shared.wording import count
 
+ANSWER_S: Final = 1.2  # before the launch, which must not wait for longer
+LONG_S: Final = 3.0  # a driver that needs longer is broken; without persistence mode it is slow
+_REST_S: Final = 0.1
+_WORDS: Final[Mapping[bool | None, str]] = {True: "on", False: "off"}
 HELD: Final = 0.2  # of a GPU's memory: with so much in use, ranks run out of it
 FEW_BYTES: Final = 512 << 20  # in use without a job
 _SLOWDOWNS: Final = {  # nvmlClocksEventReasons; idle GPUs and software's power cap are normal
@@ -37,14 +46,123 @@ _LEAVE_OUT: Final = "leave the node out with --exclude, and report it to the adm
 _Flaw = tuple[str, bool]  # what is wrong with a GPU, and whether a job fails of it
 
 
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """An answer. `absent`: why there is none; `problem`: how the driver failed.
+
+    `is_late`: it did not answer in time.
+    """
+
+    gpus: Sequence[NvmlGpu] = ()
+    system: Mapping[str, str] = field(default_factory=dict)
+    absent: str = ""
+    problem: str = ""
+    is_late: bool = False
+
+
+class GpuAnswer:
+    """The GPUs that `names` lists as CUDA_VISIBLE_DEVICES, or all; asked when first needed.
+
+    `pid` is a process that may be stuck in the driver; it is left alone.
+    """
+
+    def __init__(self, names: Sequence[str] = (), within_s: float = ANSWER_S) -> None:
+        self._names, self.within_s = names, within_s
+        self.pid = 0
+
+    @cached_property
+    def any(self) -> Answer:
+        """The answer, whatever it is."""
+        argv = module_argv(sys.executable, nvml.__name__, *self._names)
+        done = shell.run_once(argv, self.within_s, rest_s=_REST_S)
+        self.pid = done.pid
+        return read(done, self.within_s)
+
+    @property
+    def asked(self) -> Answer:
+        """What NVML answered. Raises UnknownError if it is not here."""
+        if self.any.absent:
+            raise UnknownError(self.any.absent)
+        return self.any
+
+    @property
+    def gpus(self) -> list[NvmlGpu]:
+        """The GPUs that answered. Raises UnknownError if none did."""
+        if self.asked.problem:
+            raise UnknownError("NVIDIA's driver did not answer")
+        if found := [gpu for gpu in self.asked.gpus if not gpu.problem]:
+            return found
+        raise UnknownError("no GPU answered" if self.asked.gpus else "this machine has no GPU")
+
+
+def read(done: shell.Completed, within_s: float) -> Answer:
+    """Read the steps of `health.nvml`, which may have been ended after any of them."""
+    steps = [step for line in done.stdout.splitlines() if (step := parse_object(line))]
+    known = {name: value for step in steps for name, value in step.items()}
+    asks, absent = known.get(nvml.ASKS), known.get(nvml.ABSENT, "")
+    problem = known.get(nvml.PROBLEM, "")
+    is_late = done.rc == shell.TIMED_OUT
+    if asks is None:
+        how = f"within {within_s:g} s" if is_late else f"(exit status {done.rc})"
+        absent = f"Python, which asks NVML, did not start {how}"
+    elif is_late:
+        problem = f"NVIDIA's driver did not answer within {within_s:g} s, asked for {asks}"
+    elif done.rc != 0:
+        words = done.stderr.strip().splitlines()
+        problem = f"asking NVIDIA's driver for {asks} failed: {words[-1] if words else done.rc}"
+    return Answer(
+        gpus=[NvmlGpu(**step[nvml.GPU]) for step in steps if nvml.GPU in step],
+        system=known.get(nvml.SYSTEM, {}),
+        absent=absent,
+        problem=problem,
+        is_late=is_late,
+    )
+
+
+def device_names(env: Mapping[str, str]) -> list[str]:
+    """Return the GPUs that the scheduler or the user named; none if they named none."""
+    names = [name.strip() for name in env.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    # CUDA ignores what follows an index of -1.
+    return [*names[: names.index("-1")]] if "-1" in names else [name for name in names if name]
+
+
+def gpu_facts(asked: GpuAnswer) -> dict[str, str]:
+    """Return what should be equal on all nodes; {} if it is unknown."""
+    try:
+        gpus = asked.gpus
+    except UnknownError:
+        return {}
+    kinds = Counter(f"{gpu.model}, {gib(gpu.total)}" for gpu in gpus if gpu.model and gpu.total)
+    modes = {
+        "gpus": [f"{number} x {kind}" for kind, number in sorted(kinds.items())],
+        "ecc": _alike(_WORDS.get(gpu.has_ecc) for gpu in gpus),
+        "mig": _alike(_WORDS.get(gpu.has_mig) for gpu in gpus),
+        "persistence mode": _alike(_WORDS.get(gpu.is_persistent) for gpu in gpus),
+        "nvlinks": _alike(_links(gpu) for gpu in gpus),
+    }
+    facts = {name: ", ".join(values) for name, values in modes.items() if values}
+    return {**asked.asked.system, **facts}
+
+
+def _alike(values: Iterable[str | None]) -> list[str]:
+    return sorted({value for value in values if value})
+
+
+def _links(gpu: NvmlGpu) -> str:
+    return f"{sum(gpu.links)} of {len(gpu.links)} active" if gpu.links else ""
+
+
+# The checks
+
+
 def gpu_checks(asked: GpuAnswer | None, ranks: int) -> dict[str, Look]:
     """Return the checks of GPUs by id; `asked` is None if the job uses no GPU."""
     looks: dict[str, Callable[[GpuAnswer], Finding]] = {
         "gpu.count": partial(enough, ranks=ranks),
-        "gpu.ecc": ecc,
-        "gpu.throttle": throttle,
+        "gpu.ecc": partial(_judged, "gpu.ecc", _ECC),
+        "gpu.throttle": partial(_judged, "gpu.throttle", _THROTTLE),
         "gpu.foreign": foreign,
-        "gpu.xid": xid,
+        "gpu.xid": partial(_judged, "gpu.xid", _XID),
     }
     return {
         name: partial(look, asked) if asked else partial(skip, name, "this job uses no GPU")
@@ -70,23 +188,40 @@ def enough(asked: GpuAnswer, ranks: int) -> Finding:
     return ok(name, f"{text} for {count(ranks, 'rank')}")
 
 
-def ecc(asked: GpuAnswer) -> Finding:
-    """Look at the errors of the GPUs' memory that ECC could not correct.
+class _Part(NamedTuple):
+    """What a check judges: what GPUs report of it, their flaws, words if there are none, a hint.
+
+    `unknown`: what no GPU reports.
+    """
+
+    reported: Callable[[NvmlGpu], Sequence[object]]
+    flaws: Callable[[NvmlGpu], Iterable[_Flaw]]
+    good: str
+    hint: str
+    unknown: str
+
+
+def _judged(name: str, part: _Part, asked: GpuAnswer) -> Finding:
+    """Return the worst of the GPUs' flaws. Raises UnknownError if no GPU reports any of it."""
+    known = [gpu for gpu in asked.gpus if any(each is not None for each in part.reported(gpu))]
+    if not known:
+        raise UnknownError(part.unknown)
+    flaws = [(f"GPU {gpu.name}: {text}", sure) for gpu in known for text, sure in part.flaws(gpu)]
+    if flaws:
+        text = "; ".join(text for text, _ in flaws)
+        return bad(name, text, part.hint, is_sure=any(sure for _, sure in flaws))
+    silent = [gpu.name for gpu in asked.gpus if None in part.reported(gpu)]
+    rest = f"; not all is reported by GPU {', '.join(silent)}" if silent else ""
+    return ok(name, f"{part.good.format(count(len(known), 'GPU'))}{rest}")
+
+
+def _wear(gpu: NvmlGpu) -> list[_Flaw]:
+    """Return the errors of a GPU's memory that ECC could not correct.
 
     A GPU that remaps rows (Ampere and newer) contains most of them (Xid 94): they end one process,
     and the driver asks for a reset if it is needed. Older ones need a reset (48), as after a failed
     remapping (64). After a remapping (63) a job can run: the reset is due when it has ended.
     """
-    known = [gpu for gpu in asked.gpus if (gpu.errors, gpu.is_pending) != (None, None)]
-    if not known:
-        raise UnknownError("the GPUs do not report errors of their memory")
-    found = {gpu.name: _wear(gpu) for gpu in known}
-    hint = f"{_LEAVE_OUT}: nvidia-smi -q -d ECC,PAGE_RETIREMENT,ROW_REMAPPER"
-    silent = [gpu.name for gpu in asked.gpus if None in (gpu.errors, gpu.is_pending)]
-    return _judged("gpu.ecc", found, f"no uncorrected error on {_all(known)}", hint, silent)
-
-
-def _wear(gpu: NvmlGpu) -> list[_Flaw]:
     errors = count(gpu.errors or 0, "uncorrected ECC error")
     is_lasting = gpu.is_worn is None or gpu.recovery in _NEEDED
     return [
@@ -96,35 +231,54 @@ def _wear(gpu: NvmlGpu) -> list[_Flaw]:
     ]
 
 
-def throttle(asked: GpuAnswer) -> Finding:
-    """Look for GPUs that the hardware slows down."""
-    known = [gpu for gpu in asked.gpus if gpu.reasons is not None]
-    if not known:
-        raise UnknownError("the GPUs do not report why their clocks are low")
-    found = {gpu.name: [(text, False) for text in slowdowns(gpu.reasons or 0)] for gpu in known}
-    hint = f"{_LEAVE_OUT}: nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER"
-    silent = [gpu.name for gpu in asked.gpus if gpu.reasons is None]
-    return _judged("gpu.throttle", found, f"no slowdown on {_all(known)}", hint, silent)
-
-
-def slowdowns(reasons: int) -> list[str]:
+def _slowdowns(gpu: NvmlGpu) -> list[_Flaw]:
     """Return the worst reason for which the hardware slows a GPU down, if there is one."""
-    return [text for bit, text in _SLOWDOWNS.items() if reasons & bit][:1]
+    return [(text, False) for bit, text in _SLOWDOWNS.items() if (gpu.reasons or 0) & bit][:1]
+
+
+def _wishes(gpu: NvmlGpu) -> list[_Flaw]:
+    """Return whether the driver asks for a reset of a GPU, or a reboot of its node."""
+    needed, wanted = _NEEDED.get(gpu.recovery or 0), _WANTED.get(gpu.recovery or 0)
+    text = f"the driver asks for {needed or wanted}"
+    return [(text, bool(needed))] if needed or wanted else []
+
+
+_ECC: Final = _Part(
+    lambda gpu: (gpu.errors, gpu.is_pending),
+    _wear,
+    "no uncorrected error on {}",
+    f"{_LEAVE_OUT}: nvidia-smi -q -d ECC,PAGE_RETIREMENT,ROW_REMAPPER",
+    "the GPUs do not report errors of their memory",
+)
+_THROTTLE: Final = _Part(
+    lambda gpu: (gpu.reasons,),
+    _slowdowns,
+    "no slowdown on {}",
+    f"{_LEAVE_OUT}: nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER",
+    "the GPUs do not report why their clocks are low",
+)
+_XID: Final = _Part(
+    lambda gpu: (gpu.recovery,),
+    _wishes,
+    "no reset is needed on {}",
+    f"{_LEAVE_OUT}: nvidia-smi -q; dmesg | grep -i xid",
+    "the driver does not report whether a GPU needs a reset (before 570)",
+)
 
 
 def foreign(asked: GpuAnswer) -> Finding:
     """Look for processes and memory of others on the GPUs, before the ranks use them."""
-    known = [gpu for gpu in asked.gpus if gpu.pids is not None or gpu.used is not None]
-    if not known:
-        raise UnknownError("the GPUs do not report their memory and processes")
-    children = psutil.Process().children(recursive=True) if any(x.pids for x in known) else ()
-    own = {process.pid for process in children}
-    found = {gpu.name: _users(gpu, own) for gpu in known}
-    most = max((gpu.used or 0 for gpu in known), default=0)
-    hint = "list them: nvidia-smi; end your own, or take whole nodes: --set slurm.exclusive=true"
-    silent = [gpu.name for gpu in asked.gpus if None in (gpu.pids, gpu.used)]
-    good = f"no processes on {_all(known)}, at most {gib(most)} in use"
-    return _judged("gpu.foreign", found, good, hint, silent)
+    has_pids = any(gpu.pids for gpu in asked.gpus)
+    children = psutil.Process().children(recursive=True) if has_pids else ()
+    most = max(gpu.used or 0 for gpu in asked.gpus)
+    part = _Part(
+        lambda gpu: (gpu.pids, gpu.used),
+        partial(_users, own={process.pid for process in children}),
+        f"no processes on {{}}, at most {gib(most)} in use",
+        "list them: nvidia-smi; end your own, or take whole nodes: --set slurm.exclusive=true",
+        "the GPUs do not report their memory and processes",
+    )
+    return _judged("gpu.foreign", part, asked)
 
 
 def _users(gpu: NvmlGpu, own: Collection[int]) -> list[_Flaw]:
@@ -147,39 +301,3 @@ def _process(pid: int) -> str:
         return f"process {pid} ({(place / 'comm').read_text().strip()}{own})"
     except OSError:
         return f"process {pid} (not visible here)"
-
-
-def xid(asked: GpuAnswer) -> Finding:
-    """Look whether the driver asks for a reset of a GPU, or a reboot of its node."""
-    known = [gpu for gpu in asked.gpus if gpu.recovery is not None]
-    if not known:
-        raise UnknownError("the driver does not report whether a GPU needs a reset (before 570)")
-    found: dict[str, list[_Flaw]] = {}
-    for gpu in known:
-        needed, wanted = _NEEDED.get(gpu.recovery or 0), _WANTED.get(gpu.recovery or 0)
-        text = f"the driver asks for {needed or wanted}"
-        found[gpu.name] = [(text, bool(needed))] if needed or wanted else []
-    hint = f"{_LEAVE_OUT}: nvidia-smi -q; dmesg | grep -i xid"
-    return _judged("gpu.xid", found, f"no reset is needed on {_all(known)}", hint)
-
-
-def _all(gpus: Sequence[NvmlGpu]) -> str:
-    return count(len(gpus), "GPU")
-
-
-def _judged(
-    name: str,
-    found: Mapping[str, Iterable[_Flaw]],
-    good: str,
-    hint: str,
-    silent: Sequence[str] = (),
-) -> Finding:
-    """Return the worst of the findings by GPU; `silent` GPUs did not report all of it."""
-    findings = [
-        (f"GPU {gpu}: {text}", is_sure) for gpu, each in found.items() for text, is_sure in each
-    ]
-    rest = f"; not all is reported by GPU {', '.join(silent)}" if silent else ""
-    if not findings:
-        return ok(name, f"{good}{rest}")
-    is_sure = any(is_sure for _, is_sure in findings)
-    return bad(name, "; ".join(text for text, _ in findings), hint, is_sure=is_sure)

@@ -1,11 +1,15 @@
-"""A machine's memory, the limits of its processes, its name and its interfaces."""
+"""A machine's memory, limits, name and interfaces: checks, facts to compare, and counters."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import platform
+import re
 import resource
 import socket
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -14,9 +18,10 @@ import psutil
 from clusterrun.health import cgroup
 from clusterrun.shared.descriptors import SPARE
 from clusterrun.shared.finding import Finding, bad, fail, note, ok, skip
+from clusterrun.shared.installed import installed_version
 
 SHM: Final = Path("/dev/shm")
-INFINIBAND: Final = Path("/sys/class/infiniband")
+NETWORK, INFINIBAND = Path("/sys/class/net"), Path("/sys/class/infiniband")
 MOST_CARDS: Final = 6  # interfaces that are named
 SHM_BYTES: Final = 1 << 30
 LEAST_SHM_BYTES: Final = 64 << 20  # the default of Docker
@@ -25,6 +30,21 @@ FILES_OF_RANK: Final = 512  # a rank with a few loader workers
 FEWEST_FILES: Final = 16  # an agent without ranks
 BYTES_OF_RANK: Final = 1 << 30
 LEAST_BYTES_OF_RANK: Final = 144 << 20  # a process that has imported torch, and nothing else
+_ETHERNET: Final = "1"  # IP over InfiniBand is counted at its ports
+_WORD_BYTES: Final = 4  # which a port counts
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+EVERY_NODE: Final = ("torch", "accelerate")  # an attempt does not start if they differ
+PACKAGES: Final = (*EVERY_NODE, "deepspeed", "transformers", "clusterrun")
+NCCL: Final = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
+CPU: Final = Path("/proc/cpuinfo")
+_START: Final = 4096  # bytes: the first CPU; the kernel needs milliseconds for hundreds
+_LIMITS: Final = {
+    "open files": resource.RLIMIT_NOFILE,
+    "locked memory": resource.RLIMIT_MEMLOCK,
+    "processes": resource.RLIMIT_NPROC,
+}
+# Interfaces of containers and virtual machines: their names are random.
+_INNER: Final = re.compile(r"lo$|veth|docker|br-|virbr|cali|cni|flannel|tun|tap|dummy|ifb|sit|ip6")
 
 
 def shm(ranks: int) -> Finding:
@@ -172,3 +192,106 @@ def text_of(path: Path) -> str:
     with contextlib.suppress(OSError):
         return path.read_text(encoding="ascii", errors="replace").strip()
     return ""
+
+
+# What it does now
+
+
+def counts() -> dict[str, float]:
+    """Return counters that only grow: seconds of `cpu` time of the job's cgroup, and bytes.
+
+    CPU time is that of the machine if the cgroup does not count it, as are all bytes.
+    """
+    spent, disks = cgroup.cpu_seconds(), None
+    with contextlib.suppress(Exception):  # psutil raises what the machine's files make it raise
+        disks = psutil.disk_io_counters()
+    of_disks = {"disk_read": disks.read_bytes, "disk_written": disks.write_bytes} if disks else {}
+    if spent is None:
+        cpu = psutil.cpu_times()
+        spent = float(cpu.user + cpu.nice + cpu.system + cpu.irq + cpu.softirq)
+    return {"cpu": spent, **of_disks, **_network_bytes()}
+
+
+def _network_bytes() -> dict[str, int]:
+    """Return the bytes of the network cards; RDMA passes by their interfaces."""
+    names = [card for card in NETWORK.glob("*") if card.name != "lo"]
+    cards = [card for card in names if (card / "device").exists()] or names
+    cards = [card / "statistics" for card in cards if text_of(card / "type") == _ETHERNET]
+    ports = [path / "counters" for path in INFINIBAND.glob("*/ports/*")]
+    return {
+        "received": _sum(cards, "rx_bytes") + _WORD_BYTES * _sum(ports, "port_rcv_data"),
+        "sent": _sum(cards, "tx_bytes") + _WORD_BYTES * _sum(ports, "port_xmit_data"),
+    }
+
+
+def _sum(places: Iterable[Path], name: str) -> int:
+    return sum(int(text) for place in places if (text := text_of(place / name)).isdigit())
+
+
+def own_memory(pids: Iterable[int]) -> int:
+    """Return the memory that processes hold and share with no file and no other program."""
+    found = (text_of(Path(f"/proc/{pid}/statm")).split() for pid in pids)
+    return sum((int(row[1]) - int(row[2])) * _PAGE_BYTES for row in found if len(row) > 2)
+
+
+# What should be equal on all nodes of a job
+
+
+def facts(gpus: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return what nodes are compared by, as `group.fact`; leave out what is unknown.
+
+    `gpus` are facts of the GPUs, by name.
+    """
+    found = {
+        "versions.python": platform.python_version(),
+        **{f"versions.{name}": value for name, value in packages().items()},
+        "versions.NCCL": next(filter(None, map(installed_version, NCCL)), ""),
+        **{f"system.{name}": value for name, value in _system()},
+        **{f"hardware.{name}": value for name, value in _hardware()},
+        **{f"limits.{x}": number(resource.getrlimit(y)[0]) for x, y in _LIMITS.items()},
+        **{f"network.{name}": value for name, value in _network()},
+        **{f"gpu.{name}": value for name, value in (gpus or {}).items()},
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def versions() -> dict[str, str]:
+    """Return the versions without which no attempt starts; leave out a missing library."""
+    return {"python": "{}.{}".format(*sys.version_info), **packages(EVERY_NODE)}
+
+
+def packages(names: Sequence[str] = PACKAGES) -> dict[str, str]:
+    """Return the versions of packages that are installed, by default all that are compared."""
+    found = {name: installed_version(name) for name in names}
+    return {name: version for name, version in found.items() if version}
+
+
+def _system() -> Iterator[tuple[str, str]]:
+    yield "kernel", os.uname().release
+    with contextlib.suppress(OSError):
+        yield "OS", platform.freedesktop_os_release().get("PRETTY_NAME", "")
+    with contextlib.suppress(OSError, ValueError):
+        yield "libc", os.confstr("CS_GNU_LIBC_VERSION") or ""
+
+
+def _hardware() -> Iterator[tuple[str, str]]:
+    with contextlib.suppress(OSError), CPU.open(errors="replace") as file:
+        name = re.search(r"^(?:model name|cpu)\s*:\s*(.*)$", file.read(_START), re.MULTILINE)
+        yield "CPU", name[1] if name else platform.machine()
+    yield "usable CPUs", str(len(os.sched_getaffinity(0)))
+    yield "memory", gib(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    with contextlib.suppress(OSError):
+        found = os.statvfs(SHM)
+        yield str(SHM), gib(found.f_blocks * found.f_frsize)
+
+
+def _network() -> Iterator[tuple[str, str]]:
+    for name, found in sorted(psutil.net_if_stats().items()):
+        if not _INNER.match(name):
+            speed = f"{found.speed} Mb/s, " if found.speed else ""
+            yield name, f"{'up' if found.isup else 'down'}, {speed}MTU {found.mtu}"
+    for name, state in infiniband().items():
+        device, _, port = name.partition("/")
+        place = INFINIBAND / device
+        yield f"{device} firmware", text_of(place / "fw_ver")
+        yield name, f"{state}, {text_of(place / 'ports' / port / 'rate')}"

@@ -15,8 +15,7 @@ from clusterrun.config.choices import Device
 from clusterrun.health import machine, paths
 from clusterrun.health.checks import own_checks
 from clusterrun.health.examine import Look
-from clusterrun.health.gpu_answer import ANSWER_S, GpuAnswer, device_names
-from clusterrun.health.gpus import gpu_checks
+from clusterrun.health.gpus import ANSWER_S, GpuAnswer, device_names, gpu_checks
 from clusterrun.launch.plan import Plan
 from clusterrun.shared.descriptors import needed_descriptors
 from clusterrun.shared.finding import Finding

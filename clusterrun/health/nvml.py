@@ -61,6 +61,7 @@ class Driver:
 
     def __init__(self, nvml: Any) -> None:
         self.nvml = nvml
+        self._samples: dict[str, list[Any]] = {}  # of the counters of SMs
 
     def systems(self) -> dict[str, str]:
         """Return the versions of the driver and of the newest CUDA that it runs."""
@@ -179,24 +180,12 @@ class Driver:
             active.append(bool(state))
         return active or None
 
-
-def _text(value: str | bytes | None) -> str | None:
-    return value.decode() if isinstance(value, bytes) else value
-
-
-class Loads:
-    """The work of GPUs since the answer before."""
-
-    def __init__(self, driver: Driver) -> None:
-        self._driver = driver
-        self._samples: dict[str, list[Any]] = {}  # of the counters of SMs
-
-    def gpu(self, name: str) -> NvmlGpu:
-        """Describe a GPU and its work."""
-        ask, found = self._driver.ask, self._driver.gpu(name)
+    def working(self, name: str) -> NvmlGpu:
+        """Describe a GPU and its work since the answer before."""
+        ask, found = self.ask, self.gpu(name)
         if found.problem:
             return found
-        whole, part = self._driver.handles(name)
+        whole, part = self.handles(name)
         if name not in self._samples:
             self._samples[name] = self._first_samples(whole) if whole is part else []
         samples = self._samples[name]
@@ -211,25 +200,29 @@ class Loads:
 
     def _first_samples(self, gpu: Any) -> list[Any]:
         """Return two samples of the counters, the first of now; [] if the GPU has none."""
-        support = self._driver.ask("GpmQueryDeviceSupport", gpu)
+        support = self.ask("GpmQueryDeviceSupport", gpu)
         if support is None or not support.isSupportedDevice:
             return []
-        samples = [self._driver.ask("GpmSampleAlloc") for _ in range(2)]
-        return samples if self._driver.ask("GpmSampleGet", gpu, samples[1]) else []
+        samples = [self.ask("GpmSampleAlloc") for _ in range(2)]
+        return samples if self.ask("GpmSampleGet", gpu, samples[1]) else []
 
     def _of_sms(self, samples: list[Any], gpu: Any) -> float | None:
         """Return how active the SMs were since the last sample; None if it can't be read."""
         samples.reverse()
-        if not self._driver.ask("GpmSampleGet", gpu, samples[1]):
+        if not self.ask("GpmSampleGet", gpu, samples[1]):
             return None
-        asked = self._driver.nvml.c_nvmlGpmMetricsGet_t()
+        asked = self.nvml.c_nvmlGpmMetricsGet_t()
         asked.version, asked.numMetrics = 1, 1
         asked.sample1, asked.sample2 = samples
         asked.metrics[0].metricId = _SM_UTIL
-        found = self._driver.ask("GpmMetricsGet", asked)
+        found = self.ask("GpmMetricsGet", asked)
         metric = found and found.metrics[0]
         is_known = metric and metric.nvmlReturn == 0 and 0 <= metric.value <= 100  # it may be NaN
         return round(metric.value, 2) if is_known else None
+
+
+def _text(value: str | bytes | None) -> str | None:
+    return value.decode() if isinstance(value, bytes) else value
 
 
 def main(words: Sequence[str]) -> None:
@@ -241,9 +234,8 @@ def main(words: Sequence[str]) -> None:
     if not isinstance(driver, Driver):
         say(driver)
         return
-    loads = Loads(driver)
     for _ in sys.stdin if is_repeated else ():
-        say({GPU: [asdict(loads.gpu(name)) for name in names or driver.names()]})
+        say({GPU: [asdict(driver.working(name)) for name in names or driver.names()]})
     if is_repeated:
         return
     say({SYSTEM: driver.systems()})

@@ -1,17 +1,23 @@
-"""Judge what the nodes of a run of `health.trial` found: alone, and against the others."""
+"""What the nodes of a run of `health.trial` found, a file for each: alone, and together."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Final
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
 
 from clusterrun.health.compare import differences
-from clusterrun.health.reports import NodeReport
+from clusterrun.shared.files import read_json, write_whole
 from clusterrun.shared.finding import Finding, fail, note, ok, skip
+from clusterrun.shared.typed import decoded
 from clusterrun.shared.wording import count
 
+DIRECTORY: Final = "health"  # of the reports, in the run directory
 _LEAST_OF_TWO: Final = 0.5  # of two nodes, either may be the slow one
 OF_ALL: Final = "net.reduce"  # one node may make it fail on the others
 _MEET: Final = "net.meet"
@@ -23,6 +29,44 @@ _SILENT: Final = (
 )
 _LEAVE_OUT: Final = "leave it out with --exclude {}, and tell the administrator"
 _TRY: Final = "python -c 'import torch; print((torch.ones(9, 9) @ torch.ones(9, 9)).sum())'"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeReport:
+    """What a node found. `is_done`: its script ends.
+
+    `computed`: by device; None until it has computed. `has_measured`: with the others, after they
+    met. `reduced_s`: the time of an all-reduce; `reduce_error` if it failed. Only the first node
+    knows which nodes have `met`; None until then.
+    """
+
+    node: str
+    checks: tuple[Finding, ...]
+    facts: Mapping[str, str]
+    computed: Mapping[str, Mapping[str, Any]] | None = None
+    has_measured: bool = False
+    reduced_s: float | None = None
+    reduce_error: str = ""
+    met: tuple[str, ...] | None = None
+    is_done: bool = False
+
+
+def write_node(run_dir: Path, report: NodeReport) -> None:
+    """Write what a node found so far. Raises OSError."""
+    directory = run_dir / DIRECTORY
+    directory.mkdir(mode=0o700, exist_ok=True)
+    write_whole(directory / f"{report.node}.json", json.dumps(dataclasses.asdict(report)))
+
+
+def read_nodes(run_dir: Path) -> dict[str, NodeReport]:
+    """Return the nodes' reports; leave out damaged ones."""
+    found: dict[str, NodeReport] = {}
+    for path in sorted((run_dir / DIRECTORY).glob("*.json")):
+        try:
+            found[path.stem] = decoded(NodeReport, {**(read_json(path) or {}), "node": path.stem})
+        except ValueError:
+            continue
+    return found
 
 
 def of_nodes(

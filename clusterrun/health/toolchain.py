@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from clusterrun.errors import ClusterrunError
-from clusterrun.health.gpu_answer import GpuAnswer
+from clusterrun.health.gpus import GpuAnswer
 from clusterrun.health.nvml import NO_DRIVER
 from clusterrun.launch.facts import Interpreter
 from clusterrun.shared import shell

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from clusterrun.config.choices import Device
-from clusterrun.health import reports
+from clusterrun.health import together
 from clusterrun.health.examine import examine, side_by_side
-from clusterrun.health.facts import facts
-from clusterrun.health.gpu_answer import LONG_S, gpu_facts
+from clusterrun.health.gpus import LONG_S, gpu_facts
+from clusterrun.health.machine import facts
 from clusterrun.health.node import Needs, all_looks
-from clusterrun.health.reports import NodeReport
+from clusterrun.health.together import NodeReport
 from clusterrun.launch.plan import Plan
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.plan import read_plan
@@ -53,18 +53,18 @@ def main() -> None:
     report = None
     if local == 0:
         report = _alone(plan, rank)
-        reports.write_node(root, report)
-    computed = {device: result(device)}
+        together.write_node(root, report)
+    computed = {device: _answer("tflops", "error", lambda: matmul_rate(_of_torch(device)))}
     if report:
         report = replace(report, computed=computed)
-        reports.write_node(root, report)
+        together.write_node(root, report)
     with suppress(ImportError, RuntimeError):  # without torch, or the first rank: they do not meet
-        found = _measure(root, plan, rank, {"node": report and report.node, "computed": computed})
+        found = _measure(plan, rank, {"node": report and report.node, "computed": computed})
         if report:
             report = replace(report, has_measured=True, **found)
-            reports.write_node(root, report)
+            together.write_node(root, report)
     if report:
-        reports.write_node(root, replace(report, is_done=True))
+        together.write_node(root, replace(report, is_done=True))
 
 
 def _alone(plan: Plan, rank: int) -> NodeReport:
@@ -75,7 +75,7 @@ def _alone(plan: Plan, rank: int) -> NodeReport:
     return NodeReport(node=os.environ["CLUSTERRUN_NODE"], checks=checks, facts=own)
 
 
-def _measure(root: Path, plan: Plan, rank: int, mine: Mapping[str, Any]) -> dict[str, Any]:
+def _measure(plan: Plan, rank: int, mine: Mapping[str, Any]) -> dict[str, Any]:
     """Meet the other ranks, and reduce with those that can; return fields of the node's report.
 
     The first rank hosts their store, and waits for the others; a late one is left out.
@@ -101,7 +101,7 @@ def _measure(root: Path, plan: Plan, rank: int, mine: Mapping[str, Any]) -> dict
         until = time.monotonic() + 2 * REDUCE_S
         while time.monotonic() < until and not all(store.check([f"done/{n}"]) for n in known):
             time.sleep(PAUSE_S)
-        reports.write_group(root, filter(None, (found["node"] for found in known.values())))
+        reduced["met"] = tuple(found["node"] for found in known.values() if found["node"])
     of_node = [known[n] for n in range(rank, rank + plan.procs_per_node) if n in known]
     return {"computed": {k: v for each in of_node for k, v in each["computed"].items()}, **reduced}
 
@@ -119,29 +119,22 @@ def _gathered(store: Any, plan: Plan) -> dict[int, dict[str, Any]]:
 def _reduced(store: Any, device: str, place: int, world: int) -> dict[str, Any]:
     from torch.distributed import PrefixStore
 
-    reduce = partial(all_reduced, device, PrefixStore("group", store), place, world)
+    reduce = partial(_all_reduce, _of_torch(device), PrefixStore("group", store), place, world)
     # A rank that is in the group may wait for others that are not, without a time limit.
-    found = side_by_side({"reduced": reduce}, REDUCE_S)
+    part = partial(_answer, "reduced_s", "reduce_error", reduce)
+    found = side_by_side({"reduced": part}, REDUCE_S)
     return found.get("reduced") or {"reduce_error": f"no answer within {REDUCE_S:g} s"}
 
 
 # What may hang
 
 
-def result(device: str) -> dict[str, Any]:
-    """Return a device's rate, or its error."""
+def _answer(name: str, failed: str, act: Callable[[], float]) -> dict[str, Any]:
+    """Return a number by its name, or the error."""
     try:
-        return {"tflops": matmul_rate(_of_torch(device))}
+        return {name: act()}
     except Exception as error:  # noqa: BLE001 - whatever torch and the driver raise is the answer
-        return {"error": f"{type(error).__name__}: {error}"}
-
-
-def all_reduced(device: str, store: Any, rank: int, world: int) -> dict[str, Any]:
-    """Reduce with other ranks; return the time as a field of a share, or the error."""
-    try:
-        return {"reduced_s": _all_reduce(_of_torch(device), store, rank, world)}
-    except Exception as error:  # noqa: BLE001 - as above
-        return {"reduce_error": f"{type(error).__name__}: {error}"}
+        return {failed: f"{type(error).__name__}: {error}"}
 
 
 def _of_torch(device: str) -> str:

@@ -46,7 +46,7 @@ class Facts:
     `local_gpus` are the ids that this machine may use (CUDA_VISIBLE_DEVICES applied).
     `accelerate_keys` are those that the job's accelerate accepts in its YAML, empty if unknown.
     The three texts are the user's files, empty if there is none; the last is the DeepSpeed JSON in
-    the script's arguments (`launch.script_args`). `hosts` and `starter` are those of a job over ssh
+    the script's arguments (`launch.inputs`). `hosts` and `starter` are those of a job over ssh
     or in an allocation.
     """
 

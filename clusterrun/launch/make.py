@@ -11,16 +11,14 @@ from typing import Any
 from clusterrun.config.choices import Device, Launcher, MixedPrecision, Stage, Strategy
 from clusterrun.config.environments import in_place, python_of
 from clusterrun.config.fields import RESERVED_NAMES, port_range
-from clusterrun.config.parallel import Parallel
+from clusterrun.config.hosts import check_distinct
 from clusterrun.config.spec import JobSpec
 from clusterrun.errors import UsageError
 from clusterrun.launch.environment import decide_environment
 from clusterrun.launch.facts import Facts, Interpreter
-from clusterrun.launch.hosts import check_hosts, host_settings
-from clusterrun.launch.inputs import check_environments, input_notes
-from clusterrun.launch.parallel import check_parts, decide_sizes, template_sizes
+from clusterrun.launch.inputs import check_batch_numbers, check_environments, input_notes
 from clusterrun.launch.passed_on import SBATCH, SRUN, as_one_word, check_options
-from clusterrun.launch.plan import Plan, Precision
+from clusterrun.launch.plan import Parallel, Plan, Precision
 from clusterrun.launch.sbatch_header import (
     cpus_per_task,
     directives,
@@ -29,7 +27,6 @@ from clusterrun.launch.sbatch_header import (
     survives_lost_nodes,
     warning_s,
 )
-from clusterrun.launch.script_args import check_batch_numbers
 from clusterrun.launch.user_files import (
     ANY_PRECISION,
     OwnFiles,
@@ -37,7 +34,15 @@ from clusterrun.launch.user_files import (
     read_own_files,
     take_world,
 )
-from clusterrun.launch.world_shape import World, check_gpu_options, decide_world
+from clusterrun.launch.world_shape import (
+    World,
+    check_gpu_options,
+    check_parts,
+    decide_sizes,
+    decide_world,
+    template_sizes,
+)
+from clusterrun.shared.wording import count
 
 LARGE_JOB_NODES = 64  # above it the ranks' logs are capped: all nodes share one file system
 LARGE_JOB_LINES_PER_S = 2000  # all nodes together must not overload the disk of the logs
@@ -58,7 +63,7 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
     spec = take_world(spec, own, facts)
     if facts.cluster.scheduler.has_queue:
         check_gpu_options(spec)
-    host_notes = check_hosts(spec, facts)
+    host_notes = _check_hosts(spec, facts)
     world = decide_world(spec, facts, cpu_by_file=own.use_cpu)
     strategy = own.strategy or spec.strategy
     check_strategy(strategy, world, facts.interpreter)
@@ -75,7 +80,7 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
     threads = _threads(spec, facts, world, cpus)
     same: dict[str, Any] = {name: getattr(spec, name) for name in _SAME}
     same |= {name: getattr(spec, name) or 0 for name in _OR_ZERO}
-    same |= host_settings(spec, facts, world.nodes)
+    same |= _host_settings(spec, facts, world.nodes)
     if facts.cluster.scheduler.reads_sbatch and (spec.stage is not Stage.AUTO or world.nodes > 1):
         same |= {"stage": spec.stage, "stage_dir": spec.stage_dir or ""}
     return Plan(
@@ -110,25 +115,15 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
 
 
 def _entry(spec: JobSpec) -> tuple[str, ...]:
-    if spec.script and spec.module:
-        raise UsageError(
-            f"both a script ({spec.script}) and a module ({spec.module}) are given",
-            hint="name one of them",
-        )
     if spec.module:
-        entry = ("-m", spec.module, *spec.args)
-    elif spec.script:
+        return ("-m", spec.module, *spec.args)
+    if spec.script:
         # A script named -m would read as an option of Python.
-        entry = (f"./{spec.script}" if spec.script.startswith("-") else spec.script, *spec.args)
-    else:
-        raise UsageError(
-            "no training script given",
-            hint="name it: clusterrun submit train.py (or script: in clusterrun.yaml)",
-        )
-    for text in (*entry, *spec.setup):
-        if "\x00" in text:
-            raise UsageError(f"{text!r} contains a NUL byte, which no argument can contain")
-    return entry
+        return (f"./{spec.script}" if spec.script.startswith("-") else spec.script, *spec.args)
+    raise UsageError(
+        "no training script given",
+        hint="name it: clusterrun submit train.py (or script: in clusterrun.yaml)",
+    )
 
 
 def job_name(spec: JobSpec) -> str:
@@ -283,3 +278,42 @@ def _notes(spec: JobSpec, own: OwnFiles, facts: Facts, world: World, cpus: int) 
             "must be installed there (--python names another)"
         )
     return (*notes, *input_notes(spec, facts))
+
+
+def _check_hosts(spec: JobSpec, facts: Facts) -> tuple[str, ...]:
+    """Refuse hosts that can't be used as requested; return notes on settings without effect.
+
+    Raises UsageError.
+    """
+    if not facts.cluster.scheduler.has_hosts:
+        place = facts.cluster.scheduler.title
+        given = "--hosts" if spec.hosts else "--hostfile" if spec.hostfile else ""
+        if given and not spec.cluster.scheduler.is_this_machine:
+            raise UsageError(
+                f"{given} is given, but the job would run on {place}",
+                hint="pass --cluster ssh (or allocation), or drop the hosts",
+            )
+        return (f"{given} has no effect on {place}",) if given else ()
+    check_distinct(facts.hosts)
+    listed, spares = len(facts.hosts.hosts), spec.spare_nodes
+    if spares >= listed or (spec.nodes or 1) + spares > listed:
+        wanted = f"{count(spec.nodes or 1, 'node')} and {count(spares, 'spare node')} requested"
+        raise UsageError(
+            f"{wanted}, but {facts.hosts.source} lists {count(listed, 'host')}",
+            hint="list more hosts, or lower --nodes and slurm.spare_nodes",
+        )
+    unused = listed - (spec.nodes or listed - spares) - spares
+    left = ", ".join(facts.hosts.hosts[listed - unused :])
+    return (f"not used: {left} (--nodes {spec.nodes})",) if unused else ()
+
+
+def _host_settings(spec: JobSpec, facts: Facts, nodes: int) -> dict[str, Any]:
+    """Return the fields of a plan about its hosts; none for a job elsewhere."""
+    if not facts.cluster.scheduler.has_hosts:
+        return {}
+    return {
+        "hosts": facts.hosts.hosts[: nodes + spec.spare_nodes],
+        "wait_for_hosts_s": spec.wait_for_hosts_s,
+        "hosts_dir": spec.hosts_dir,
+        "starter": facts.starter.value,
+    }

@@ -6,16 +6,18 @@ import dataclasses
 import json
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from clusterrun.config.choices import Device, Strategy
 from clusterrun.config.spec import JobSpec
 from clusterrun.errors import ConfigError, UsageError
 from clusterrun.launch.facts import Facts
+from clusterrun.launch.inputs import named_json
 from clusterrun.launch.plan import Precision
-from clusterrun.launch.script_args import named_json
-from clusterrun.launch.world_shape import World
 from clusterrun.shared.wording import count, nearest
+
+if TYPE_CHECKING:
+    from clusterrun.launch.world_shape import World
 
 ANY_PRECISION = frozenset((Precision.NO, Precision.FP16, Precision.BF16))
 

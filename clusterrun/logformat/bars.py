@@ -30,20 +30,16 @@ _WORD: Final = re.compile(r"[a-z]{2,20}")
 
 
 class Counter(NamedTuple):
-    """A counter in a line; lines of one kind have the same `shape`, the words around it.
+    """A counter in a line, as the bar that it would be; `position` are the numbers up to it.
 
-    `position` are the numbers up to it, `head` is the text before it. Counters of a higher `level`
-    show the progress better: epochs have steps of their own.
+    Lines of one kind have the same `shape`, the words around it. `is_side`: these are the words of
+    other work than the training's.
     """
 
-    label: str
-    number: float
-    total: int | None
-    unit: str
-    level: int
-    shape: tuple[str, ...]
+    bar: Bar
     position: tuple[float, ...]
-    head: str
+    shape: tuple[str, ...]
+    is_side: bool
 
 
 def may_count(line: str) -> bool:
@@ -52,10 +48,11 @@ def may_count(line: str) -> bool:
     return any(map(low.__contains__, _MARKS)) or ("/" in low and bool(_FRACTION.search(low)))
 
 
-def counters_in(line: str) -> list[Counter]:
+def counters_in(line: str, at: float) -> list[Counter]:
     """Return the counters of a line in order.
 
-    >>> [found[:3] for found in counters_in("Epoch [2/10], Step [100/600], Loss: 0.1")]
+    >>> found = counters_in("Epoch [2/10], Step [100/600], Loss: 0.1", 7.0)
+    >>> [(each.bar.description, each.bar.count, each.bar.total) for each in found]
     [('Epoch', 2, 10), ('Epoch [2/10], Step', 100, 600)]
     """
     low = line.lower()
@@ -69,19 +66,23 @@ def counters_in(line: str) -> list[Counter]:
         if (match["part"] and not is_epoch) or number > (total or number):
             continue
         first = begin if first < 0 else first
-        head, after = low[max(0, begin - 80) : begin], _WORD.search(low, match.end())
-        exact = number + float(match["part"]) if match["part"] else number
-        counter = Counter(
-            label=line[first : match.start(name)].strip(" :=#[('\"|"),
-            number=exact,
+        head, following = low[max(0, begin - 80) : begin], _WORD.search(low, match.end())
+        after = following[0] if following else ""
+        around = f"{head} {after}" if after.endswith("ing") else head
+        side = _SIDE_WORK.search(around)
+        label = line[first : match.start(name)].strip(" :=#[('\"|")
+        bar = Bar(
+            description=(around[side.start() :] if side else label)[:SHOWN_LETTERS],
+            count=number + float(match["part"]) if match["part"] else number,
             total=total or None,
+            rate_per_s=None,
             unit="it" if word[:2] in ("", "it") else re.split("[ _]", word)[-1].rstrip("s"),
+            moved_at=at,
             level=0 if is_epoch else 2 if total else 1,
-            shape=(re.sub(r"[\W\d_]+", "", head), word, after[0] if after else ""),
-            position=(*(each.number for each in found), exact),
-            head=head,
         )
-        found.append(counter)
+        position = (*(each.bar.count for each in found), bar.count)
+        shape = (re.sub(r"[\W\d_]+", "", head), word, after)
+        found.append(Counter(bar, position, shape, side is not None))
     return found
 
 
@@ -157,8 +158,8 @@ def find_bar(printed: Iterable[Text]) -> Bar | None:
             elif len(drawing) <= MOST_LETTERS and may_count(drawing):
                 lines.append(Text(at, drawing))
     for at, text in lines:
-        for counter in counters_in(_CONTROL.sub("", text.replace("\t", " "))):
-            rises.setdefault((*counter.shape, counter.total), _Rise()).see(counter, at)
+        for counter in counters_in(_CONTROL.sub("", text.replace("\t", " ")), at):
+            rises.setdefault((*counter.shape, counter.bar.total), _Rise()).see(counter)
     return _best([*bars.values(), *(rise.bar for rise in rises.values() if rise.bar)])
 
 
@@ -171,29 +172,18 @@ class _Rise:
     _first: tuple[float, float] = (0.0, 0.0)  # number and time
     _rate: float | None = None
 
-    def see(self, counter: Counter, at: float) -> None:
+    def see(self, counter: Counter) -> None:
         before, self._position = self._position, counter.position
         if before == counter.position:
             return
-        if counter.position < before or counter.number <= before[-1]:  # such as a new epoch
-            self._first = (counter.number, at)
-        after = counter.shape[-1]
-        around = f"{counter.head} {after}" if after.endswith("ing") else counter.head
-        side = _SIDE_WORK.search(around)
-        if counter.position < before or (side and counter.total is None):
+        bar = counter.bar
+        if counter.position < before or bar.count <= before[-1]:  # such as a new epoch
+            self._first = (bar.count, bar.moved_at)
+        if counter.position < before or (counter.is_side and bar.total is None):
             return
-        risen, since = counter.number - self._first[0], at - self._first[1]
+        risen, since = bar.count - self._first[0], bar.moved_at - self._first[1]
         self._rate = risen / since if risen and since > 0 else self._rate
-        name = around[side.start() :] if side else counter.label
-        self.bar = Bar(
-            description=name[:SHOWN_LETTERS],
-            count=counter.number,
-            total=counter.total,
-            rate_per_s=self._rate,
-            unit=counter.unit,
-            moved_at=at,
-            level=counter.level,
-        )
+        self.bar = replace(bar, rate_per_s=self._rate)
 
 
 def _best(bars: list[Bar]) -> Bar | None:
@@ -228,11 +218,12 @@ def _parse(drawing: str, at: float) -> Bar | None:
     if unit == "B":
         return None
     head = _CONTROL.sub("", drawing[: found.start()]).strip().removesuffix(":")
+    rate = 0.0 if parts["rate"] == "?" else _number(parts["rate"])
     return Bar(
         description=head[:SHOWN_LETTERS],
         count=round(_number(parts["n"])),
         total=round(_number(parts["total"])) if parts.get("total") else None,
-        rate_per_s=_rate(parts["rate"], is_inverse=bool(parts["inverse_unit"])),
+        rate_per_s=(1 / rate if parts["inverse_unit"] else rate) if rate else None,
         unit=unit[:SHOWN_LETTERS],
         moved_at=at,
     )
@@ -245,9 +236,3 @@ def _number(text: str) -> float:
     (450.0, 1050.0)
     """
     return float(text[:-1]) * _PREFIXES[text[-1]] if text[-1] in _PREFIXES else float(text)
-
-
-def _rate(text: str, *, is_inverse: bool) -> float | None:
-    if text == "?" or not (rate := _number(text)):
-        return None
-    return 1 / rate if is_inverse else rate

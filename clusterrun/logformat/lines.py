@@ -39,7 +39,7 @@ SIDE_TEXT_BYTES = 4096  # of a line in a side file
 STAMPED = re.compile(  # the head of a line; 16 digits of µs last until 2286
     rb"([0-9]{16}) (-|[0-9]{1,9}) ([oelagzOELAGZ])(?= |\n|\Z)"
 )
-_STAMPED_LINE = re.compile(rb"^" + STAMPED.pattern, re.MULTILINE)
+STAMPED_LINE = re.compile(rb"^" + STAMPED.pattern, re.MULTILINE)
 # Bytes that a block contains if it has a line of this kind.
 GAP_LITERAL, END_LITERAL = b" g ", b" z "
 
@@ -93,15 +93,6 @@ def who_wrote(head: re.Match[bytes]) -> tuple[int | None, Stream, bool]:
     return None if head[2] == b"-" else int(head[2]), stream, partial
 
 
-def find_stamped(data: bytes, start: int = 0) -> int:
-    """Return where the first line with a head starts, at `start` or later; -1 if nowhere.
-
-    `start` must be the start of a line.
-    """
-    found = _STAMPED_LINE.search(data, start)
-    return found.start() if found else -1
-
-
 def last_stamp(data: bytes) -> bytes | None:
     """Return the stamp of the last line with a head; `data` starts with a line."""
     end = len(data)
@@ -144,11 +135,10 @@ def end_text(code: int, reason: str) -> bytes:
     return f"{code} {' '.join(reason.split())}".encode(errors="replace")
 
 
-def parse_end(text: bytes) -> tuple[int, str]:
-    """Parse the text of an END line: exit status and reason; 0 for a damaged status."""
-    code, _, reason = text.partition(b" ")
-    number = int(code) if re.fullmatch(rb"[0-9]{1,9}", code) else 0
-    return number, reason.decode("utf-8", "replace")
+def parse_end(text: bytes) -> int:
+    """Return the exit status in the text of an END line; 0 for a damaged one."""
+    code, _, _ = text.partition(b" ")
+    return int(code) if re.fullmatch(rb"[0-9]{1,9}", code) else 0
 
 
 class SideEntry(NamedTuple):

@@ -12,9 +12,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 from clusterrun.logformat.lines import LogLine, Stream, parse_end
-from clusterrun.logs.files import Catalogue, FileKind, LogFile, find_line_end, stat_file
 from clusterrun.logs.merge import merge_sources
-from clusterrun.logs.sources import EVERYTHING, Query, Source, sources_of
+from clusterrun.logs.sources import (
+    EVERYTHING,
+    Catalogue,
+    FileKind,
+    LogFile,
+    Query,
+    Source,
+    find_line_end,
+    sources_of,
+    stat_file,
+)
 from clusterrun.logs.tail import last_lines
 
 INTERVAL_S = 0.2
@@ -101,14 +110,6 @@ class _Position:
     offset: int
     size: int = 0
 
-    def advance(self, size: int, *, last: bool) -> Source | None:
-        """Move to the end of the last whole line, or of the file; return the stretch passed."""
-        if size == self.size and not last:
-            return None
-        start, self.size = self.offset, size
-        self.offset = size if last else find_line_end(self.source.file.path, start, size)
-        return replace(self.source, start=start, end=self.offset) if self.offset > start else None
-
 
 @dataclass(kw_only=True)
 class _Attempt:
@@ -136,17 +137,20 @@ class _Attempt:
         news: list[Entry] = [Joined(files=joined)] if joined else []
         stretches = []
         paths = dict.fromkeys(place.source.file.path for place in self.places)
-        stats = {path: stat_file(path, fresh=last) for path in paths}
+        stats = {path: stat_file(path, fresh=last) for path in paths}  # before any file is read
         for place in self.places:
-            found = stats[place.source.file.path]
-            if found is None:
+            path = place.source.file.path
+            if (found := stats[path]) is None:
                 continue
             if found.st_ino != place.inode or found.st_size < place.offset:
                 # It was replaced or truncated: read it from its beginning.
                 place.inode, place.offset, place.size = found.st_ino, 0, 0
-            stretch = place.advance(found.st_size, last=last)
-            if stretch is not None:
-                stretches.append(stretch)
+            if found.st_size == place.size and not last:
+                continue
+            start, place.size = place.offset, found.st_size
+            place.offset = place.size if last else find_line_end(path, start, place.size)
+            if place.offset > start:
+                stretches.append(replace(place.source, start=start, end=place.offset))
         return stretches, news
 
     def _join(self) -> tuple[LogFile, ...]:
@@ -156,7 +160,7 @@ class _Attempt:
         if not changed:
             return ()
         candidates = [file for file in files if file.node in changed]
-        for source in sources_of(candidates, self.query, ends=True, live=True):
+        for source in sources_of(candidates, self.query, live=True):
             if source.file.path not in self._known:
                 found = stat_file(source.file.path)
                 inode = found.st_ino if found else 0
@@ -180,6 +184,6 @@ class _Attempt:
 def _entries(lines: Iterable[LogLine]) -> Iterator[LogLine | Left]:
     for line in lines:
         if line.stream is Stream.END:
-            yield Left(node=line.node, code=parse_end(line.text)[0])
+            yield Left(node=line.node, code=parse_end(line.text))
         else:
             yield line

@@ -1,26 +1,185 @@
-"""Decide what to read for a query: which files, which part of each, and which lines."""
+"""The log files of a run, and what to read for a query: which part of each, and which lines."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import resource
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
+from typing import NamedTuple
 
+from clusterrun.errors import ClusterrunError
 from clusterrun.logformat.lines import (
+    BEFORE_ALL,
     END_LITERAL,
     GAP_LITERAL,
     MAX_HEAD_BYTES,
     RECORDS,
+    STAMPED_LINE,
     LogLine,
     Stream,
-    find_stamped,
 )
 from clusterrun.logformat.literals import Literals, required_literals
-from clusterrun.logs.files import FileKind, LogFile, OpenFiles, file_size
+from clusterrun.rundir.attempt import read_attempt
+from clusterrun.rundir.paths import RunPaths
+from clusterrun.shared.descriptors import raise_descriptor_limit
 from clusterrun.shared.hostlist import natural_key
 
+BLOCK_BYTES = 64 * 1024
+MAX_LINE_BYTES = 1024 * 1024  # reached only in damaged files: agents cut lines far earlier
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # to open a FIFO may block
+_SPARE_DESCRIPTORS = 64  # for everything else that this process opens
 STREAMS = frozenset({Stream.OUT, Stream.ERR, Stream.LAUNCHER, Stream.AGENT})
+
+
+class FileKind(Enum):
+    """The format of a file's lines: PLAIN lines have no stamp, nor a rank."""
+
+    LOG = "log"
+    ERRORS = "errors"
+    PLAIN = "plain"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogFile:
+    """A file of one node's log lines; `ranks` is None if unknown, `log` is an ERRORS file's log."""
+
+    node: str
+    path: Path
+    kind: FileKind = FileKind.LOG
+    ranks: range | None = None
+    log: Path | None = None
+
+
+def find_files(paths: RunPaths, attempt: int, nodes: frozenset[str] | None = None) -> list[LogFile]:
+    """List the logs of an attempt, or of some of its nodes, followed by their side files.
+
+    Both are sorted by node, node2 before node10.
+    """
+    directory = paths.log(attempt, "any").parent
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise _unreadable(directory, error) from error
+    ranks = read_attempt(paths, attempt).ranks_by_node
+    parts = sorted(map(os.path.splitext, names), key=lambda part: natural_key(part[0]))
+    return [
+        LogFile(
+            node=node,
+            path=directory / f"{node}{suffix}",
+            kind=kind,
+            ranks=ranks.get(node),
+            log=paths.log(attempt, node) if kind is FileKind.ERRORS else None,
+        )
+        for kind, suffix in ((FileKind.LOG, ".log"), (FileKind.ERRORS, ".err"))
+        for node, found in parts
+        if found == suffix and (nodes is None or node in nodes)
+    ]
+
+
+def stat_file(path: Path, *, fresh: bool = False) -> os.stat_result | None:
+    """Return the stat of a file; None if it does not exist.
+
+    `fresh` opens it first, since an NFS client may answer stat from its cache for seconds.
+    """
+    try:
+        if not fresh:
+            return os.stat(path)
+        with open(os.open(path, _READ), "rb") as file:
+            return os.fstat(file.fileno())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def file_size(path: Path) -> int:
+    """Return the size of a file in bytes; 0 if it does not exist."""
+    found = stat_file(path)
+    return found.st_size if found else 0
+
+
+class Catalogue(NamedTuple):
+    """The attempts of a job, and the files that one of them has now."""
+
+    attempts: Callable[[], list[int]]
+    files: Callable[[int], list[LogFile]]
+
+
+class OpenFiles:
+    """Reads from many files, and keeps as many open as the descriptor limit allows.
+
+    On a network file system each open asks the server. The soft limit is raised while this object
+    is in use; files beyond it are opened for each read.
+    """
+
+    def __init__(self) -> None:
+        self._descriptors: dict[Path, int] = {}
+        self._limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._room = raise_descriptor_limit() - _SPARE_DESCRIPTORS
+
+    def __enter__(self) -> OpenFiles:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for path in list(self._descriptors):
+            self.close(path)
+        resource.setrlimit(resource.RLIMIT_NOFILE, self._limits)
+
+    def read(self, path: Path, offset: int, size: int) -> bytes:
+        """Read up to `size` bytes; b"" if the file does not exist or is shorter than `offset`.
+
+        Raises ClusterrunError for a file that can't be read.
+        """
+        try:
+            descriptor = self._descriptors.get(path)
+            if descriptor is None:  # 0 is valid
+                descriptor = self._descriptors[path] = os.open(path, _READ)
+            found = os.pread(descriptor, size, offset)
+            while 0 < len(found) < size:  # some file systems return less before the end
+                more = os.pread(descriptor, size - len(found), offset + len(found))
+                if not more:
+                    break
+                found += more
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        finally:
+            if len(self._descriptors) > self._room:
+                self.close(path)
+        return found
+
+    def close(self, path: Path) -> None:
+        """Close a file that is no longer needed."""
+        descriptor = self._descriptors.pop(path, None)
+        if descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+
+def find_line_end(path: Path, start: int, end: int) -> int:
+    """Return where the last whole line between two offsets ends; `start` if there is none.
+
+    A stretch that is too long for a line is treated as whole, so that a reader makes progress.
+    """
+    with OpenFiles() as files:
+        for position in range(end, max(start, end - MAX_LINE_BYTES), -BLOCK_BYTES):
+            begin = max(start, position - BLOCK_BYTES)
+            newline = files.read(path, begin, position - begin).rfind(b"\n")
+            if newline >= 0:
+                return begin + newline + 1
+    return end if end - start > MAX_LINE_BYTES else start
+
+
+def _unreadable(path: Path, error: OSError) -> ClusterrunError:
+    return ClusterrunError(f"cannot read {path}", cause=error.strerror or str(error))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,20 +231,18 @@ class Source:
         return replace(self, takes=lambda *line: not is_left_out(*line) and takes(*line))
 
 
-def sources_of(
-    files: Iterable[LogFile], query: Query, *, ends: bool = False, live: bool = False
-) -> list[Source]:
+def sources_of(files: Iterable[LogFile], query: Query, *, live: bool = False) -> list[Source]:
     """Choose what to read of some files, up to their current ends.
 
-    Error lines come from the side files; a missing one counts as empty. `ends` includes the logs'
-    end records; `live` includes files without wanted lines yet. Raises ClusterrunError for a file
-    that can't be read.
+    Error lines come from the side files; a missing one counts as empty. `live` includes files
+    without wanted lines yet, and the logs' end records. Raises ClusterrunError for a file that
+    can't be read.
     """
     chosen = []
     files = list(files)
     searched = required_literals(query.include)
     sides = {file.node: file for file in files if file.kind is FileKind.ERRORS}
-    for file, takes in _parts(files, query, ends=ends):
+    for file, takes in _parts(files, query, live=live):
         end = file_size(file.path)
         end = end if query.until_us is None else seek_time(file, query.until_us, end)
         start = 0 if query.since_us is None else seek_time(file, query.since_us, end)
@@ -98,7 +255,7 @@ def sources_of(
                 end=end,
                 takes=takes,
                 wants=_wants(query),
-                literals=_literals(file, sides, searched, ends=ends),
+                literals=_literals(file, sides, searched, live=live),
                 only_errors=query.errors,
             )
         )
@@ -116,10 +273,10 @@ def errors_of(sources: Iterable[Source], query: Query) -> list[Source]:
 
 
 def _parts(
-    files: Iterable[LogFile], query: Query, *, ends: bool
+    files: Iterable[LogFile], query: Query, *, live: bool
 ) -> Iterator[tuple[LogFile, Takes]]:
     """Yield the files to read, each with which of its lines are taken."""
-    takes = _takes(query, ends=ends)
+    takes = _takes(query, live=live)
     for file in sorted(files, key=lambda file: natural_key(file.node)):
         is_side, ranks = file.kind is FileKind.ERRORS, file.ranks
         if not (query.ranks is None or ranks is None or not query.ranks.isdisjoint(ranks)):
@@ -132,12 +289,12 @@ def _parts(
             yield file, lambda rank, stream: rank == 0 and takes(rank, stream)
 
 
-def _takes(query: Query, *, ends: bool) -> Takes:
+def _takes(query: Query, *, live: bool) -> Takes:
     ranks, streams = query.ranks, query.streams
 
     def takes(rank: int | None, stream: Stream) -> bool:
         if stream is Stream.END:
-            return ends
+            return live
         if ranks is not None and rank not in ranks:
             return False
         return stream is Stream.GAP or stream in streams
@@ -161,7 +318,7 @@ def _wants(query: Query) -> Callable[[LogLine], bool] | None:
 
 
 def _literals(
-    log: LogFile, sides: Mapping[str, LogFile], searched: Literals, *, ends: bool
+    log: LogFile, sides: Mapping[str, LogFile], searched: Literals, *, live: bool
 ) -> Literals:
     """Return the literals to search for, with those of the records that are always shown.
 
@@ -170,14 +327,16 @@ def _literals(
     """
     if not searched or log.kind is FileKind.ERRORS:
         return ()
+    if live:
+        return (*searched, GAP_LITERAL, END_LITERAL)
     side = sides.get(log.node)
-    has_none = not ends and side is not None and GAP_LITERAL not in _whole(side)
-    ends_too = (END_LITERAL,) if ends else ()
-    return (*searched, *ends_too) if has_none else (*searched, GAP_LITERAL, *ends_too)
+    has_none = side is not None and GAP_LITERAL not in _whole(side)
+    return searched if has_none else (*searched, GAP_LITERAL)
 
 
 _LOOK_BYTES = 4 * 1024
 _SIDE_BYTES = 1024 * 1024  # more than a side file has
+_ANY_LINE = re.compile(rb"^", re.MULTILINE)
 _LEFT_OUT = re.compile(rb"^[0-9]{16} - g - [0-9]+ x ", re.MULTILINE)
 
 
@@ -186,37 +345,36 @@ def seek_time(file: LogFile, epoch_us: int, end: int) -> int:
     stamp = b"%016d" % min(max(epoch_us, 0), 10**16 - 1)
     low, high = 0, end
     reach = high  # no line with a head begins from here to `high`
-    with OpenFiles(1) as files:
+    with OpenFiles() as files:
         while reach - low > _LOOK_BYTES:
             middle = (low + reach) // 2
-            found = next(_stamped_lines(files, file.path, middle, reach), None)
+            found = next(line_starts(files, file, middle, reach), None)
             if found is None:
                 reach = middle
             elif found[1] < stamp:
                 low = found[0] + 1
             else:
                 high, reach = found[0], middle
-        lines = _stamped_lines(files, file.path, low, reach)
+        lines = line_starts(files, file, low, reach)
         return next((offset for offset, found_stamp in lines if found_stamp >= stamp), high)
 
 
-def _stamped_lines(
-    files: OpenFiles, path: Path, start: int, end: int
+def line_starts(
+    files: OpenFiles, file: LogFile, start: int, end: int
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield the offset and stamp of each line with a head between two offsets."""
+    """Yield the offset and stamp of each line with a head between two offsets.
+
+    In a file whose lines have none, yield each line with the stamp before all others.
+    """
+    pattern = _ANY_LINE if file.kind is FileKind.PLAIN else STAMPED_LINE
     while start < end:
         size = min(_LOOK_BYTES, end - start)
-        before = 1 if start else 0  # a line begins after a newline
-        look = files.read(path, start - before, before + size + MAX_HEAD_BYTES)
-        base = start - before
-        at = look.find(b"\n") + 1 if before else 0
-        while (at or not before) and (at := find_stamped(look, at)) >= 0:
-            if at - before >= size:
+        before = min(start, 1)  # a line begins after a newline
+        look = files.read(file.path, start - before, before + size + MAX_HEAD_BYTES)
+        for head in pattern.finditer(look, before):
+            if head.start() >= before + size:
                 break
-            yield base + at, look[at : at + 16]
-            at = look.find(b"\n", at) + 1
-            if not at:
-                break
+            yield start - before + head.start(), head[1] if head.lastindex else BEFORE_ALL
         if len(look) <= before:
             return
         start += size
@@ -228,5 +386,5 @@ def has_left_out(side: LogFile) -> bool:
 
 
 def _whole(side: LogFile) -> bytes:
-    with OpenFiles(1) as files:
+    with OpenFiles() as files:
         return files.read(side.path, 0, _SIDE_BYTES)

@@ -7,29 +7,36 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Flag, auto
 from itertools import chain
 
-from clusterrun.logformat.lines import BEFORE_ALL, STAMPED, LogLine, find_stamped, last_stamp
-from clusterrun.logs.blocks import Sieve
+from clusterrun.logformat.lines import BEFORE_ALL, LogLine, last_stamp
 from clusterrun.logs.dedup import LineCount
-from clusterrun.logs.files import MAX_LINE_BYTES, FileKind, OpenFiles
 from clusterrun.logs.merge import (
-    LINE_BYTES,
     MAX_HELD_BYTES,
-    SHORT_LINE_BYTES,
-    count_files,
+    OBJECT_BYTES,
+    Reader,
     merge_rounds,
     number_nodes,
 )
-from clusterrun.logs.sources import Query, Source, errors_of
+from clusterrun.logs.sources import (
+    MAX_LINE_BYTES,
+    FileKind,
+    OpenFiles,
+    Query,
+    Source,
+    errors_of,
+    line_starts,
+)
 
 MOST_LINES = 200_000
 _FIRST_BYTES = 4 * 1024
 _BLOCK_BYTES = 16 * 1024
 _MAX_BLOCK_BYTES = 128 * 1024  # if nothing is wanted; larger ones exceed the cache
+_ENOUGH_BYTES = 64 * 1024  # of lines of one file to hold: there may be a thousand files
 _ANYWHERE = 2**62
+_AFTER_ALL = b"9" * 16  # a stamp
 
 Order = tuple[int, int, int]  # minus time, minus node, minus place: the newest comes first
 
@@ -68,7 +75,7 @@ def find_newest(sources: Iterable[Source], count: int, *, folded: bool = False) 
     held_bytes = 0
     is_full = False
     counted = LineCount(folded=folded)
-    with OpenFiles(count_files(sources)) as files:
+    with OpenFiles() as files:
         readers = [_Backward(source, number_of[source.file.node], files) for source in sources]
         heap = [(reader.order, place, reader) for place, reader in enumerate(readers)]
         heapq.heapify(heap)
@@ -101,18 +108,20 @@ class _Backward:
 
     def __init__(self, source: Source, number: int, files: OpenFiles) -> None:
         self._source, self._number, self._files = source, number, files
-        self._newest_us = int(Sieve(source, files).near) or 10**16 - 1
-        self._position, self._start = source.end, source.start
-        self._rest = b""
+        self._end = source.end  # everything from here on was read
         self._block_bytes = _FIRST_BYTES
-        self._long_bytes = 0  # to read at once if no line begins in a block
-        self._first: tuple[bytes, int] | None = self._fetch()
+        start = max(source.start, source.end - _FIRST_BYTES)
+        data = files.read(source.file.path, start, source.end - start)
+        if start > source.start:
+            data = data[data.find(b"\n") + 1 :]
+        newest = last_stamp(data)
+        self._newest_us = int(newest or _AFTER_ALL)
         self.lines: list[LogLine] = []
 
     @property
     def is_done(self) -> bool:
         """Return whether everything was read."""
-        return self._position <= self._start and not self._first
+        return self._end <= self._source.start
 
     @property
     def order(self) -> Order:
@@ -124,75 +133,41 @@ class _Backward:
 
     def read(self) -> int:
         """Read the previous block, a larger one if nothing was wanted; return the lines' bytes."""
-        data, offset = self._first or self._fetch()
-        self._first = None
-        end = 0 if self._sieve_at(data).skips(data, offset) else len(data)
-        weight = 0
-        while end > 0 and len(self.lines) * SHORT_LINE_BYTES < _BLOCK_BYTES > weight // 4:
-            start = self._line_start(data, end - _BLOCK_BYTES)
-            start = start if 0 <= start < end else 0
-            part = data[start:end]
-            picked = self._sieve_at(part).pick(part, offset + start)
-            weight += sum(LINE_BYTES + len(line.text) for line in picked)
-            self.lines = picked + self.lines
-            end = start
-        if end > 0:  # enough for now: drop the rest of a large block
-            self._position, self._rest, self._block_bytes = offset + end, b"", _BLOCK_BYTES
-        elif not self.lines:
-            self._block_bytes = min(max(self._block_bytes * 2, _BLOCK_BYTES), _MAX_BLOCK_BYTES)
-        if self._source.file.kind is not FileKind.PLAIN and data:
-            self._newest_us = int(self._near(data[end:]))
-        return weight
+        start, stamp = self._begin()
+        block = replace(self._source, start=start, end=self._end)
+        reader = Reader(block, self._number, self._files, _MAX_BLOCK_BYTES)
+        reader.near = stamp
+        while not reader.is_done:
+            reader.read()
+        self.lines, self._end, self._newest_us = reader.lines, start, int(stamp)
+        held_bytes = self._hold()
+        larger = min(max(self._block_bytes * 2, _BLOCK_BYTES), _MAX_BLOCK_BYTES)
+        self._block_bytes = _BLOCK_BYTES if self.lines else larger
+        return held_bytes
 
-    def _fetch(self) -> tuple[bytes, int]:
-        """Return the lines before the last ones, from one with a head, and their offset."""
-        size = min(max(self._block_bytes, self._long_bytes), self._position - self._start)
-        block = self._files.read(self._source.file.path, self._position - size, size)
-        if len(block) < size:  # the file was truncated meanwhile
-            self._rest = b""
-        self._position -= size
-        data = block + self._rest
-        start = self._line_start(data, 1) if self._position > self._start else 0
-        if start < 0 and len(data) <= MAX_LINE_BYTES:
-            self._keep(data)
-            self._long_bytes = 2 * len(data)
-            return b"", self._position
-        start, self._long_bytes = max(start, 0), 0
-        if self._source.file.kind is not FileKind.PLAIN:
-            self._newest_us = int(last_stamp(data[start:]) or self._near(data))
-        offset = self._position + start
-        self._keep(data[:start])
-        return data[start:], offset
+    def _hold(self) -> int:
+        """Keep the newest lines that are enough for now; return their bytes."""
+        is_side = self._source.file.kind is FileKind.ERRORS  # its places are those of the log
+        held_bytes = 0
+        for place in range(len(self.lines) - 1, -1, -1):
+            held_bytes += OBJECT_BYTES + len(self.lines[place].text)
+            if held_bytes > _ENOUGH_BYTES and not is_side:
+                self.lines = self.lines[place:]
+                self._end, self._newest_us = self.lines[0].offset, self.lines[0].epoch_us
+                break
+        return held_bytes
 
-    def _keep(self, rest: bytes) -> None:
-        """Keep the rest of a line that begins in an earlier block; read a long one again."""
-        if len(rest) > _BLOCK_BYTES:
-            self._position += len(rest)
-            rest = b""
-        self._rest = rest
-
-    def _line_start(self, data: bytes, position: int) -> int:
-        """Return where the first line with a head begins at or after `position`; -1 if nowhere."""
-        if position <= 0:
-            return 0
-        newline = data.find(b"\n", position - 1)
-        if newline < 0 or newline + 1 >= len(data):
-            return -1
-        is_plain = self._source.file.kind is FileKind.PLAIN
-        return newline + 1 if is_plain else find_stamped(data, newline + 1)
-
-    def _sieve_at(self, data: bytes) -> Sieve:
-        """Return a sieve for the lines at a place."""
-        sieve = Sieve(self._source, self._files)
-        if self._source.file.kind is not FileKind.PLAIN:
-            sieve.near = self._near(data)
-        return sieve
-
-    def _near(self, data: bytes) -> bytes:
-        """Return the stamp of the first line; of the line after it if its head is out of reach."""
-        if STAMPED.match(data):
-            return data[:16]
-        return BEFORE_ALL if self._position <= self._source.start else b"%016d" % self._newest_us
+    def _begin(self) -> tuple[int, bytes]:
+        """Return where the block begins, at a line with a head if it has one, and the stamp."""
+        size = self._block_bytes
+        while (start := self._end - size) > self._source.start:
+            found = next(line_starts(self._files, self._source.file, start, self._end), None)
+            if found is not None:
+                return found
+            if size > MAX_LINE_BYTES:  # too long to be a line
+                return start, b"%016d" % self._newest_us
+            size *= 2
+        return self._source.start, BEFORE_ALL
 
 
 def last_lines(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from json.encoder import encode_basestring_ascii
 from typing import Any
@@ -86,84 +86,50 @@ class _Open:
         return self.first._replace(text=text, partial=not ends, epoch_us=self.epoch_us)
 
 
-@dataclass(kw_only=True)
-class Joiner:
-    """Turns lines and pieces of lines into whole lines.
+class View(ABC):
+    """Joins pieces of lines, and calls `write` with the text to show, newlines included.
 
-    `begun` holds unfinished lines, at most `most_held` bytes. A returned line with `partial` has no
-    end yet. For people (`exact` False) an unfinished or long line ends with a mark, and a progress
-    bar shows its last state. `exact` drops and adds nothing.
+    A shown line with `partial` has no end yet. For people (`exact` False) an unfinished or long
+    line ends with a mark, and a progress bar shows its last state. `exact` drops and adds nothing.
     """
 
-    exact: bool = False
-    most_held: int = HELD_BYTES
-    begun: dict[tuple[str, int | None, Stream], _Open] = field(default_factory=dict)
-    _held_bytes: int = 0
-
-    def feed(self, line: LogLine) -> LogLine | None:
-        """Return the line that this piece completes, or a piece that can't wait; else None."""
-        source = (line.node, line.rank, line.stream)
-        entry = self.begun.get(source)
-        if entry is None:
-            if not line.partial and (self.exact or len(line.text) <= SHOWN_BYTES):
-                return line
-            entry = self.begun[source] = _Open(first=line, exact=self.exact)
-        self._held_bytes -= len(entry.text)
-        entry.add(line.text)
-        entry.epoch_us = line.epoch_us
-        entry.quiet_pauses = 0
-        self._held_bytes += len(entry.text)
-        if line.partial and len(entry.text) <= WHOLE_BYTES and self._held_bytes <= self.most_held:
-            return None
-        return self._take(source, ends=not line.partial)
-
-    def cut_off(self, node: str, rank: int | None, stream: Stream) -> Iterator[LogLine]:
-        """Yield the unfinished line of a source, whose rest was lost."""
-        source = (node, rank, stream)
-        if source in self.begun:
-            yield self._take(source, ends=False)
-
-    def pause(self) -> Iterator[LogLine]:
-        """Yield the lines that have waited too long for their end: prompts, progress bars."""
-        for source, entry in list(self.begun.items()):
-            entry.pauses += 1
-            entry.quiet_pauses += 1
-            if entry.is_due:
-                yield self._take(source, ends=False)
-
-    def drain(self) -> Iterator[LogLine]:
-        """Yield every unfinished line."""
-        yield from (self._take(source, ends=False) for source in list(self.begun))
-
-    def unfinished(self) -> LogLine | None:
-        """Return the newest unfinished line as it is, and keep waiting for the rest."""
-        entry = max(reversed(self.begun.values()), key=lambda entry: entry.epoch_us, default=None)
-        return entry.line(ends=True) if entry else None
-
-    def _take(self, source: tuple[str, int | None, Stream], *, ends: bool) -> LogLine:
-        entry = self.begun.pop(source)
-        self._held_bytes -= len(entry.text)
-        return entry.line(ends=ends)
-
-
-class View(ABC):
-    """Calls `write` with the text to show, newlines included."""
-
-    def __init__(self, write: Callable[[bytes], None], joiner: Joiner, attempt: int = 0) -> None:
-        self._put, self._joiner, self._attempt = write, joiner, attempt
+    def __init__(
+        self, write: Callable[[bytes], None], *, exact: bool = False, attempt: int = 0
+    ) -> None:
+        self._put, self._exact, self._attempt = write, exact, attempt
+        self._begun: dict[tuple[str, int | None, Stream], _Open] = {}  # unfinished lines
+        self._held_bytes = 0  # of these
         self._folders: tuple[Tracebacks | Dedup, ...] = ()  # hold lines until their copies come
 
     def show(self, line: LogLine) -> None:
         """Take a line or a piece, and write what can be shown now."""
         if line.stream in RECORDS:
             gap = parse_gap(line.text) if line.stream is Stream.GAP else None
-            if gap:
-                self._show_joined(self._joiner.cut_off(line.node, line.rank, gap.stream))
+            if gap:  # the rest of its unfinished line was lost
+                self._give((line.node, line.rank, gap.stream))
                 self._show_gap(line, gap)
             return
-        whole = self._joiner.feed(line)
-        if whole is not None:
-            self._show_line(whole)
+        source = (line.node, line.rank, line.stream)
+        entry = self._begun.get(source)
+        if entry is None:
+            if not line.partial and (self._exact or len(line.text) <= SHOWN_BYTES):
+                self._show_line(line)
+                return
+            entry = self._begun[source] = _Open(first=line, exact=self._exact)
+        self._held_bytes -= len(entry.text)
+        entry.add(line.text)
+        entry.epoch_us = line.epoch_us
+        entry.quiet_pauses = 0
+        self._held_bytes += len(entry.text)
+        is_much = len(entry.text) > WHOLE_BYTES or self._held_bytes > HELD_BYTES
+        if is_much or not line.partial:
+            self._give(source, ends=not line.partial)
+
+    def _give(self, source: tuple[str, int | None, Stream], *, ends: bool = False) -> None:
+        """Show the line that a source has begun, if any."""
+        if entry := self._begun.pop(source, None):
+            self._held_bytes -= len(entry.text)
+            self._show_line(entry.line(ends=ends))
 
     def show_all(self, lines: Sequence[LogLine]) -> None:
         """Take many lines."""
@@ -171,13 +137,18 @@ class View(ABC):
             self.show(line)
 
     def pause(self) -> None:
-        """Write what has arrived, and pieces that have waited too long for their end."""
-        self._show_joined(self._joiner.pause())
+        """Write what has arrived, and pieces that have waited too long: prompts, progress bars."""
+        for source, entry in list(self._begun.items()):
+            entry.pauses += 1
+            entry.quiet_pauses += 1
+            if entry.is_due:
+                self._give(source)
         self.write_held()
 
     def drain(self) -> None:
         """Write everything, including unfinished lines."""
-        self._show_joined(self._joiner.drain())
+        for source in list(self._begun):
+            self._give(source)
         self.write_held()
 
     def start_attempt(self, attempt: int) -> None:
@@ -189,10 +160,6 @@ class View(ABC):
         """Write the lines that are held for their copies."""
         for folder in self._folders:
             folder.drain()
-
-    def _show_joined(self, lines: Iterable[LogLine]) -> None:
-        for line in lines:
-            self._show_line(line)
 
     @abstractmethod
     def _show_line(self, line: LogLine) -> None:
@@ -211,15 +178,15 @@ class RawView(View):
     """
 
     def __init__(self, *, write: Callable[[bytes], None], note: Callable[[str], None]) -> None:
-        super().__init__(write, Joiner(exact=True))
+        super().__init__(write, exact=True)
         self._note = note
 
     def show_all(self, lines: Sequence[LogLine]) -> None:
         """Write many lines or pieces; nearly all are whole."""
         _, nodes, ranks, streams, texts, partials, _ = zip(*lines, strict=True)
         is_whole = True not in partials and RECORDS.isdisjoint(streams)
-        if is_whole and self._joiner.begun:
-            is_whole = self._joiner.begun.keys().isdisjoint(zip(nodes, ranks, streams, strict=True))
+        if is_whole and self._begun:
+            is_whole = self._begun.keys().isdisjoint(zip(nodes, ranks, streams, strict=True))
         if is_whole:
             self._put(b"\n".join(texts) + b"\n")
         else:
@@ -274,7 +241,7 @@ class TextView(View):
         time_chars: int = 0,
         dedup: bool = False,
     ) -> None:
-        super().__init__(write, Joiner())
+        super().__init__(write)
         self._prefix, self._colour, self._time_chars = prefix, colour, time_chars
         self._world_size = world_size
         folded = Dedup(write=self._write, world_size=world_size)
@@ -287,10 +254,11 @@ class TextView(View):
             self._make_room_for(node)
 
     def unfinished(self) -> str | None:
-        """Return the newest unfinished line, without colours or newline."""
-        line = self._joiner.unfinished()
-        if line is None:
+        """Return the newest unfinished line, without colours or newline; its rest may come."""
+        entry = max(reversed(self._begun.values()), key=lambda entry: entry.epoch_us, default=None)
+        if entry is None:
             return None
+        line = entry.line(ends=True)
         self._make_room_for(line.node)
         who = self._written(source_name(line), line.stream)
         return who + readable(line.text, keep_colours=False)
@@ -370,19 +338,14 @@ class JsonView(View):
         procs_per_node: int,
         attempt: int,
     ) -> None:
-        super().__init__(write, Joiner(exact=True), attempt)
+        super().__init__(write, exact=True, attempt=attempt)
         self._paths = paths
         self._procs_per_node = max(procs_per_node, 1)
         self._classifier = Classifier()
-        self._frames: dict[tuple[str, int | None, Stream], tuple[str, str]] = {}
-
-    def start_attempt(self, attempt: int) -> None:
-        """Write what is left of the previous attempt."""
-        super().start_attempt(attempt)
-        self._frames.clear()
+        self._frames: dict[tuple[int, str, int | None, Stream], tuple[str, str]] = {}
 
     def _show_line(self, line: LogLine) -> None:
-        source = (line.node, line.rank, line.stream)
+        source = (self._attempt, line.node, line.rank, line.stream)
         before, after = self._frames.get(source) or self._new_frame(source)
         time = "null" if not line.epoch_us else f'"{utc_time(line.epoch_us)}"'
         level = '"error"' if self._classifier.classify(source, line.text) else "null"
@@ -407,19 +370,20 @@ class JsonView(View):
         }
         self._put(to_json(record))
 
-    def _new_frame(self, source: tuple[str, int | None, Stream]) -> tuple[str, str]:
+    def _new_frame(self, source: tuple[int, str, int | None, Stream]) -> tuple[str, str]:
         """Format once the fields that all lines of a source share."""
-        node, rank, stream = source
+        attempt, node, rank, stream = source
         before = {
             "node": node,
             "rank": rank,
             "local_rank": None if rank is None else rank % self._procs_per_node,
             "stream": stream.label,
-            "attempt": self._attempt,
+            "attempt": attempt,
         }
-        file = self._paths.log(self._attempt, node).relative_to(self._paths.root)
+        file = self._paths.log(attempt, node).relative_to(self._paths.root)
         after = {"file": str(file)}
         frame = to_json(before).decode()[1:-2], to_json(after).decode()[1:-2]
-        if len(self._frames) < MAX_SPEAKERS:
-            self._frames[source] = frame
+        if len(self._frames) >= MAX_SPEAKERS:
+            self._frames.clear()
+        self._frames[source] = frame
         return frame

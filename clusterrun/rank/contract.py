@@ -23,8 +23,8 @@ from typing import Any, NoReturn
 
 from clusterrun import runtime
 from clusterrun.errors import WorldContractError
-from clusterrun.rank import recorder, trainers
-from clusterrun.rank.emit import own_rank, rank, say, say_once
+from clusterrun.rank import trainers
+from clusterrun.rank.emit import answer_asks, own_rank, rank, say, say_once
 from clusterrun.rank.engine import (
     OPTIMIZER_MODULE,
     EngineWatch,
@@ -32,8 +32,7 @@ from clusterrun.rank.engine import (
     is_forced_to_cpu,
     switched_on,
 )
-from clusterrun.rank.import_hooks import Patch, patch_on_import
-from clusterrun.rank.save_point import control_page
+from clusterrun.rank.import_hooks import Patch, pass_on, patch_on_import
 from clusterrun.shared.control_page import Joining
 from clusterrun.shared.files import write_whole
 from clusterrun.shared.given import STORE_PORT
@@ -74,7 +73,7 @@ class Contract:
         self._on_broken = on_broken
         self._pid = 0 if is_child else os.getpid()
         self._slot = own_rank() % max(1, self.local)
-        self._page = control_page(self._slot)
+        self._page = runtime.control_page(self._slot)
         self.first_step = FirstStep()
         self.engine = EngineWatch(self, env, self.first_step)
         if self.is_checked and (self._page or not is_child):
@@ -179,9 +178,9 @@ class Contract:
             self.break_off(message, cause=cause, hint=JOIN)
         self.engine.check_end()
 
-    def check_size(self, size: int, what: str, cause: str | None = None) -> None:
-        """Check the size of a world against the job."""
-        if size != self.expected and self.expected:
+    def check_size(self, size: int | None, what: str, cause: str | None = None) -> None:
+        """Check the size of a world against the job; None if only torch knows it."""
+        if size not in (None, self.expected) and self.expected:
             message = f"{what} has a world of {size}, but the job requested {self.expected}"
             self.break_off(message, cause=cause)
 
@@ -201,11 +200,8 @@ def _group_size() -> int:
     return int(distributed.get_world_size()) if is_there else 0
 
 
-def install(contract: Contract, watch_spawn: Patch) -> None:
-    """Patch the watched modules: now if they are imported, else on import.
-
-    `watch_spawn` is the patch for the processes that multiprocessing spawns.
-    """
+def install(contract: Contract) -> None:
+    """Patch the watched modules: now if they are imported, else on import."""
     patches = contract.patches()
     patches |= {
         "accelerate.state": functools.partial(_watch_accelerate, contract),
@@ -215,7 +211,7 @@ def install(contract: Contract, watch_spawn: Patch) -> None:
         **contract.engine.patches(),
     }
     if contract.is_checked:
-        patches["multiprocessing.spawn"] = watch_spawn
+        patches["multiprocessing.spawn"] = pass_on
     patch_on_import(patches)
     register = faulthandler.register
 
@@ -276,8 +272,7 @@ def _watch_rpc(contract: Contract, module: Any) -> None:
             original(*args, **kwargs)
             return
         size = _Call(original, args, kwargs).size
-        if size is not None:
-            contract.check_size(size, "init_rpc()")
+        contract.check_size(size, "init_rpc()")
         contract.note(Joining.WAITS)
         original(*args, **kwargs)
         contract.note(Joining.JOINED)
@@ -324,8 +319,7 @@ class _Call:
 def _is_for_rank(contract: Contract, call: _Call) -> bool:
     """Return whether a process joins as its rank; break off a join that could never finish."""
     if contract.is_mine:
-        if call.size is not None:
-            contract.check_size(call.size, "init_process_group()")
+        contract.check_size(call.size, "init_process_group()")
         return True
     if not contract.is_checked or contract.has_joined:
         return False
@@ -349,7 +343,7 @@ def _group_made(contract: Contract, module: ModuleType) -> None:
     contract.check_size(size, "torch.distributed")
     contract.note(Joining.JOINED)
     contract.first_step.drop(contract.check_step)
-    recorder.listen()
+    answer_asks()
     if contract.is_mine and str(module.get_backend()) == "gloo":
         # Never free the group: its destructor holds the GIL and waits for a thread that may need
         # the GIL. Ranks that freed a model after `destroy_process_group` hung (torch 2.13).

@@ -181,7 +181,14 @@ def _report(code: int, message: str, cause: str, error: BaseException) -> None:
         return
     at = round(time.time(), 6)
     lines = traceback.format_exception(type(error), error, error.__traceback__)
-    _write_error_files(message, shortened("".join(lines), STACK_LETTERS), at)
+    callstack = shortened("".join(lines), STACK_LETTERS)
+    # In torchelastic's format, for torch's report and for the agent. The time is a JSON number:
+    # torch parses it with `int()`, which refuses "1.5".
+    extra = {"py_callstack": callstack, "timestamp": at, "rank": own_rank()}
+    text = json.dumps({"message": {"message": message, "extraInfo": extra}}) + "\n"
+    for path in filter(None, (os.environ.get("TORCHELASTIC_ERROR_FILE"), ours)):
+        with contextlib.suppress(OSError):
+            write_whole(Path(path), text)
     where = _where(error)
     runtime.emit("rank_exit", code=code, message=message, cause=cause, where=where, ts=at)
 
@@ -190,18 +197,6 @@ def error_file() -> str:
     """Return where the agent looks for this rank's error; empty outside a run."""
     spool = os.environ.get("CLUSTERRUN_SPOOL")
     return os.path.join(spool, f"rank_{own_rank()}.error.json") if spool else ""
-
-
-def _write_error_files(message: str, callstack: str, at: float) -> None:
-    """Write the error in torchelastic's format, for torch's report and for the agent.
-
-    The time is a JSON number: torch parses it with `int()`, which refuses "1.5".
-    """
-    extra = {"py_callstack": callstack, "timestamp": at, "rank": own_rank()}
-    text = json.dumps({"message": {"message": message, "extraInfo": extra}}) + "\n"
-    for path in filter(None, (os.environ.get("TORCHELASTIC_ERROR_FILE"), error_file())):
-        with contextlib.suppress(OSError):
-            write_whole(Path(path), text)
 
 
 @functools.cache

@@ -67,11 +67,6 @@ class Engine(str, Enum):
     FSDP = "fsdp"
     DEEPSPEED = "deepspeed"
 
-    @property
-    def is_sharding(self) -> bool:
-        """Return whether it shards the state over the ranks."""
-        return self in (Engine.FSDP, Engine.DEEPSPEED)
-
 
 _SPOKEN = {
     Engine.NONE: "a whole model in each rank",
@@ -79,7 +74,7 @@ _SPOKEN = {
     Engine.FSDP: "FSDP",
     Engine.DEEPSPEED: "DeepSpeed",
 }
-_SWITCHES = {
+_SWITCHES = {  # of those that shard the state over the ranks
     Engine.DEEPSPEED: "ACCELERATE_USE_DEEPSPEED",
     Engine.FSDP: "ACCELERATE_USE_FSDP",
 }
@@ -131,7 +126,7 @@ class EngineWatch:
     def _await(self, engine: Engine, who: str) -> None:
         # Sharding over a world of one shards nothing.
         is_alone = engine is Engine.FSDP and self._world.expected == 1
-        if engine.is_sharding and engine not in self._made and self._world.holds and not is_alone:
+        if engine in _SWITCHES and engine not in self._made and self._world.holds and not is_alone:
             self._awaited.setdefault(engine, who)
             self._first_step.add(self._check_step)
 
@@ -228,7 +223,7 @@ def _is_sharded(optimizer: Any, world: int) -> bool:
 
 def _why(asked: Engine, runs: Engine, who: str, *, prepares: bool) -> tuple[str | None, str]:
     """Return the usual cause and a hint. The forge imports accelerate for every script."""
-    if runs.is_sharding:
+    if runs in _SWITCHES:
         return None, "request only one: remove --strategy, or the script's plugin or variable"
     if asked is Engine.FSDP and is_forced_to_cpu():
         also = "" if who == _LAUNCH else ", and remove FSDP from the script"

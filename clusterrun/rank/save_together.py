@@ -35,39 +35,6 @@ SHOWN_WITHIN_S = 120.0
 LEAVING_S = 20.0  # for which an exiting process waits for the removal
 
 
-class Tidying:
-    """Remove old checkpoints in a thread, since many files take a while.
-
-    It runs one thread at a time; if one is interrupted, the next removes what it left.
-    """
-
-    def __init__(self, directory: Path, keep: int) -> None:
-        self._directory, self._keep = directory, keep
-        self._thread: threading.Thread | None = None
-
-    def start(self, up_to: int) -> None:
-        """Start removing checkpoints older than the newest complete ones up to a step."""
-        if self._thread is None:
-            atexit.register(self.wait, LEAVING_S)
-        self._thread = threading.Thread(target=self._tidy, args=(self._thread, up_to), daemon=True)
-        self._thread.start()
-
-    def wait(self, timeout_s: float | None = None) -> None:
-        """Wait until the removal is complete."""
-        if self._thread is not None:
-            self._thread.join(timeout_s)
-
-    def _tidy(self, before: threading.Thread | None, up_to: int) -> None:
-        if before is not None:
-            before.join()
-        try:
-            checkpoint_files.prune(self._directory, self._keep, up_to=up_to)
-            for path in checkpoint_files.awaiting_removal(self._directory):
-                shutil.rmtree(path)
-        except OSError as error:
-            say(f"could not remove an older checkpoint: {error}")
-
-
 class Checkpoints:
     """The checkpoints of one training, in a directory that all its nodes share, or one on each.
 
@@ -91,7 +58,8 @@ class Checkpoints:
         if keep < 1:
             raise ValueError(f"keep={keep}: keep at least 1 checkpoint")
         self.directory = Path(os.path.abspath(found))
-        self._tidying = Tidying(self.directory, keep)
+        self._keep = keep
+        self._tidying: threading.Thread | None = None
         self._settings = dict(settings or {})
         self._override = override
         self._overrides: Sequence[Mapping[str, Any]] = ()
@@ -187,7 +155,7 @@ class Checkpoints:
         if here == 0:
             emit("checkpoint", path=str(final), step=step)
         if sharing.is_first:
-            self._tidying.start(up_to=step)
+            self._tidy(step)
         return final
 
     def _written(
@@ -201,8 +169,8 @@ class Checkpoints:
             try:
                 checkpoint_files.check_room(self.directory, sharing.node)
             except OSError:
-                self._tidying.start(up_to=step)  # may make room
-                self._tidying.wait()
+                self._tidy(step)  # may make room
+                self._tidied()
                 checkpoint_files.check_room(self.directory, sharing.node)
 
         def fill() -> None:
@@ -215,23 +183,44 @@ class Checkpoints:
         problem = agreed_problem(begin if sharing.is_first else None) or agreed_problem(fill)
         return ((), problem) if problem else settled_together(unfinished, sharing)
 
+    def _tidy(self, up_to: int) -> None:
+        """Remove what is older than the newest complete checkpoints up to a step, in a thread.
+
+        Many files take a while. If a thread is interrupted, the next removes what it left.
+        """
+        before = self._tidying
+        if before is None:
+            atexit.register(self._tidied, LEAVING_S)
+
+        def tidy() -> None:
+            if before is not None:
+                before.join()
+            try:
+                checkpoint_files.prune(self.directory, self._keep, up_to=up_to)
+                for path in checkpoint_files.awaiting_removal(self.directory):
+                    shutil.rmtree(path)
+            except OSError as error:
+                say(f"could not remove an older checkpoint: {error}")
+
+        self._tidying = threading.Thread(target=tidy, daemon=True)
+        self._tidying.start()
+
+    def _tidied(self, timeout_s: float | None = None) -> None:
+        """Wait until the removal is complete."""
+        if self._tidying is not None:
+            self._tidying.join(timeout_s)
+
 
 def _published(
     unfinished: Path, final: Path, marked: Callable[[], object], sharing: Sharing
 ) -> str:
-    """Mark and publish a checkpoint, on apart nodes on all or none; return the error."""
+    """Mark and publish a checkpoint, in all directories or none; return the error."""
     done = []
 
     def publish() -> None:
         checkpoint_files.publish(unfinished, final)
         done.append(final)
 
-    def both() -> None:
-        marked()
-        publish()
-
-    if not sharing.is_apart:
-        return agreed_problem(both if sharing.is_first else None)
     problem = agreed_problem(marked if sharing.is_first else None)
     problem = problem or agreed_problem(publish if sharing.is_first else None)
     for path in done if problem else ():
@@ -370,19 +359,17 @@ def is_superseded() -> bool:
     Slurm requeues the job of a node that it can't reach, while the ranks there may still run.
     """
     here, _ = joined_world()
-    run_dir, later = os.environ.get("CLUSTERRUN_RUN_DIR", ""), own_attempt() + 1
-    is_late = broadcast(here == 0 and bool(run_dir) and has_begun(run_dir, later))
+    is_late = broadcast(here == 0 and has_successor())
     if is_late and here == 0:
-        say_once(f"attempt {later} of this run has begun: attempt {later - 1} no longer saves")
+        own = own_attempt()
+        say_once(f"attempt {own + 1} of this run has begun: attempt {own} no longer saves")
     return is_late
 
 
-def has_begun(run_dir: str, attempt: int) -> bool:
-    """Return whether an attempt of a run has begun."""
-    try:  # NFS caches for a minute that a name is missing, but a listing is fresh
-        return str(attempt) in os.listdir(f"{run_dir}/attempts")
-    except OSError:
-        return False
+def has_successor() -> bool:
+    """Return whether the next attempt of this run has begun."""
+    run_dir = os.environ.get("CLUSTERRUN_RUN_DIR", "")
+    return bool(run_dir) and _is_listed(Path(run_dir, "attempts", str(own_attempt() + 1)))
 
 
 def say_unsaved(step: int, problem: str) -> None:
@@ -433,7 +420,7 @@ def _await_directory(path: Path) -> None:
 
 
 def _is_listed(path: Path) -> bool:
-    """Return whether its parent lists a directory: NFS caches names, but a listing is fresh."""
+    """Return whether its parent lists it: NFS caches that a name is missing, but no listing."""
     try:
         return path.name in os.listdir(path.parent)
     except OSError:

@@ -26,7 +26,6 @@ from typing import Any
 from clusterrun import runtime
 from clusterrun.errors import shortened
 from clusterrun.rank import contract as world
-from clusterrun.rank import import_hooks
 from clusterrun.rank.emit import own_rank
 from clusterrun.rank.ending import RankEnd, endings, error_file, leave_last, one_line
 from clusterrun.shared import given
@@ -73,7 +72,7 @@ def main() -> None:
     contract.when_joined += when_joined
     contract.check_environment(os.environ)
     if contract.expected:
-        world.install(contract, import_hooks.pass_on)
+        world.install(contract)
     _run(argv, contract, ending)
 
 

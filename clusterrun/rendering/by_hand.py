@@ -7,10 +7,10 @@ import shlex
 from collections.abc import Iterator
 
 from clusterrun.config.environments import SetupStep, Tool, read_step
+from clusterrun.config.hosts import parse_host
 from clusterrun.launch.accelerate_argv import NodeLaunch, entry_words, launch_options
 from clusterrun.launch.plan import Plan, Precision
 from clusterrun.rendering.bundle import Bundle
-from clusterrun.shared.host_specs import parse_host
 
 _CONFIGS = ("accelerate.yaml", "ds_config.json")
 _SPECIAL = re.compile(r"[$`\"\\!']")

@@ -21,7 +21,7 @@ LAST_BYTES = 64 * 1024  # the last steps and saves
 
 
 class EventType(str, Enum):
-    """The types of events that are read; docs/contracts.md lists all that are written."""
+    """The types of events that are read; others are written, too."""
 
     STARTED = "started"
     CHECKED = "checked"

@@ -75,16 +75,12 @@ class RunPaths:
     checkpoints_dir = FileIn("checkpoints")  # the default of clusterrun.runtime.checkpoint_dir()
 
     attempt = _OfAttempt("")  # the directory of one attempt
-    owner = _OfAttempt("owner")  # the first process to write it has taken the attempt
+    attempt_record = _OfAttempt("attempt.json")  # its owner, nodes and ranks; mode 0600
     earlier_end = _OfAttempt("end.json")  # kept when the run is resumed; empty if there was none
     earlier_config = _OfAttempt("config")  # what started it, kept when a run is resumed with others
-    link_secret = _OfAttempt("link.secret")  # authenticates the agents to each other, mode 0600
     status = _OfAttempt("status")  # of a node whose setup failed, and which has no agent
     outcome = _OfAttempt("outcome.json")  # how it ended and what follows
-    resumed = _OfAttempt("resumed")  # the step that it resumed from; 0 is the beginning
     request = _OfAttempt("request")  # why it is interrupted, in one word
-    world = _OfAttempt("world.json")  # its nodes in rank order, and how many ranks each has
-
     stacks = _OfAttempt("stacks.json")  # where the ranks were when it hung
 
     log = _OfNode("logs/a{attempt}/{node}.log")  # stamped log lines

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from clusterrun.rundir.claims import taken_at
+from clusterrun.rundir.attempt import read_attempt
 from clusterrun.rundir.events import EventType, read_ends
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.world import read_world
 
 STAGED_AT: Final = "CLUSTERRUN_STAGED_AT"  # epoch seconds, in the environment of agents
 
@@ -93,9 +92,10 @@ def read_start(paths: RunPaths, attempt: int) -> tuple[dict[Phase, float], str]:
 
     Both are empty until ranks have started. The times are those of the first node's events.
     """
-    ends: dict[Phase, float | None] = {Phase.PROLOG: taken_at(paths, attempt) or None}
+    record = read_attempt(paths, attempt)
+    ends: dict[Phase, float | None] = {Phase.PROLOG: record.taken_at or None}
     not_forked = ""
-    for head in read_world(paths, attempt)[:1]:
+    for head in record.nodes[:1]:
         for event in read_ends(paths.events(head), attempt):
             if phase := ENDED_BY.get(event.type):
                 known = ends.get(phase) or event.at  # ranks' events are in no order

@@ -53,7 +53,7 @@ class GpuSample:
 
     Activities are percent: `activity` since the sample before, `activity_mean` of the attempt, as
     `memory_peak_bytes`. `ecc_errors` are uncorrected ones since the GPU's last reset; `throttle`
-    has bits of nvmlClocksEventReasons (`health.gpus.slowdowns` describes them). `idle_s`: for how
+    has bits of nvmlClocksEventReasons (`health.gpus` describes them). `idle_s`: for how
     long its activity has been below 5 %.
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 
 ENOUGH = 1 << 20  # a limit of 10^9, as in containers, slows programs that close all descriptors
@@ -26,5 +27,7 @@ def raise_descriptor_limit(wanted: int = ENOUGH) -> int:
     possible = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft == resource.RLIM_INFINITY or soft >= possible:
         return wanted if soft == resource.RLIM_INFINITY else soft
-    resource.setrlimit(resource.RLIMIT_NOFILE, (possible, hard))
-    return possible
+    with contextlib.suppress(OSError, ValueError):  # macOS has another limit beside these
+        resource.setrlimit(resource.RLIMIT_NOFILE, (possible, hard))
+        return possible
+    return soft

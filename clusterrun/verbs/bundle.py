@@ -12,11 +12,14 @@ import json
 import os
 import secrets
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from clusterrun.config.secrets import is_secret, redacted
 from clusterrun.errors import ClusterrunError
+from clusterrun.rundir import attempt as attempts
+from clusterrun.rundir import reading
 from clusterrun.rundir.known_roots import state_dir
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import JobRecord
@@ -80,7 +83,7 @@ def _texts(
     yield "diagnosis.json", json.dumps(shown, indent=2) + "\n"
     # Not the other scripts: job.sbatch contains all these files.
     configuration = (paths.resolved, paths.plan, paths.accelerate, paths.deepspeed)
-    of_run = (paths.env_script, paths.record, paths.world(attempt))
+    of_run = (paths.env_script, paths.record)
     outputs = [paths.end, paths.batch_output, paths.outcome(attempt)]
     for kind in (
         paths.log_errors(attempt, "any").parent.glob("*.err"),
@@ -89,6 +92,9 @@ def _texts(
     ):
         blamed = verdict.get("nodes", ())  # they come first
         outputs += sorted(kind, key=lambda path: (path.stem not in blamed, path.name))[:MOST_NODES]
+    record = replace(attempts.read_attempt(paths, attempt), secret="")
+    name = paths.attempt_record(attempt).relative_to(paths.root).as_posix()
+    yield name, reading.as_text(record, attempts.SCHEMA)
     for path in (*configuration, *of_run, *(outputs if with_output else ())):
         data = files.end_of(path, MOST_BYTES)
         data = data[data.find(b"\n") + 1 :] if len(data) == MOST_BYTES else data  # whole lines

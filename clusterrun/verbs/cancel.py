@@ -94,13 +94,25 @@ def _end_successor(job: JobStatus) -> None:
 
 def active_chain(record: JobRecord) -> list[str]:
     """List the later, active jobs of a run's chain. Raises SchedulerUnreachableError."""
-    if not record.chained_job_ids:
-        return []
-    jobs = select.backend_of(record).query(
-        record.chained_job_ids, since=record.submitted_at, max_age_s=0, own=record.is_own
-    )
-    found = [(job_id, jobs.get(job_id)) for job_id in record.chained_job_ids]
-    return [i for i, job in found if job and job.is_known and not job.state.is_terminal]
+    active = active_jobs([record]) if record.chained_job_ids else set()
+    return [job_id for job_id in record.chained_job_ids if job_id in active]
+
+
+def active_jobs(found: Sequence[JobRecord]) -> set[str]:
+    """Ask which jobs have not ended: the files of a run do not show a requeue or its last seconds.
+
+    Raises SchedulerUnreachableError.
+    """
+    groups: dict[Backend, list[JobRecord]] = {}
+    for record in found:
+        groups.setdefault(select.backend_of(record), []).append(record)
+    active: set[str] = set()
+    for backend, group in groups.items():
+        ids = [job_id for each in group for job_id in (each.job_id, *each.chained_job_ids)]
+        since, own = min(each.submitted_at for each in group), all(each.is_own for each in group)
+        jobs = backend.query(ids, since=since, max_age_s=0, own=own)
+        active |= {i for i, job in jobs.items() if job.is_known and not job.state.is_terminal}
+    return active
 
 
 # After a checkpoint
@@ -144,12 +156,12 @@ def wait_until_left(
         is_due = now >= ask_at
         ask_at = now + ASK_S if is_due else ask_at
         for job in tuple(waiting):
-            paths, run_dir = job.record.paths, job.record.run_dir
+            paths = job.record.paths
             if paths.outcome(job.attempt).exists():
-                end_by.setdefault(run_dir, now + END_S)
+                end_by.setdefault(job.record.run_dir, now + END_S)
             if (
                 read_end(paths) is not None
-                or now > end_by.get(run_dir, now)
+                or now > end_by.get(job.record.run_dir, now)
                 or (now > begin + unheard_s and read_evidence(paths).is_unheard)
                 or (is_due and status(job.record).state.is_terminal)
             ):

@@ -1,32 +1,38 @@
-"""Name why a run failed, or why the logs of any job show that it did."""
+"""Name why a run failed, or why the logs of any job show that it did.
+
+`python -m clusterrun.verbs.diagnose RUN_DIR` prints the verdict on an attempt as JSON, for the rule
+book; it reads the outcome of the attempt from standard input.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import BinaryIO, Final
 
 from clusterrun.backends.status import JobStatus
+from clusterrun.diagnosis.kinds import Memory
 from clusterrun.diagnosis.lines import PrintedLine, read_line
 from clusterrun.diagnosis.scan import FoundSign, Scanner
 from clusterrun.diagnosis.table import Domain, Role, built_in
 from clusterrun.diagnosis.weigh import Verdict, verdict_of
 from clusterrun.errors import UsageError
 from clusterrun.logformat.lines import Stream
-from clusterrun.logformat.notes import Memory
-from clusterrun.logs.files import LogFile, find_files
-from clusterrun.logs.sources import OVERVIEW, Query, Source, sources_of
+from clusterrun.logs.sources import OVERVIEW, LogFile, Query, Source, find_files, sources_of
 from clusterrun.logs.tail import find_newest
 from clusterrun.node.base.stderr import PREFIX
 from clusterrun.node.recovery.printed import ECHO
 from clusterrun.node.recovery.printed import SLURM as SLURM_LINES
-from clusterrun.rundir.claims import printed_before
-from clusterrun.rundir.outcome import Cause, Outcome, read_end, read_outcome
+from clusterrun.rundir import record as records
+from clusterrun.rundir.attempt import read_attempt
+from clusterrun.rundir.outcome import Cause, Outcome, ShortVerdict, read_end, read_outcome
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import JobRecord, earlier_namesakes
 from clusterrun.shared.files import end_of
@@ -47,8 +53,14 @@ _LAST_S: Final = 600  # of the rank that failed first, everything
 _MOST_RUNS: Final = 3  # that completed
 _MOST_RECORDS: Final = 50
 _NUMBER: Final = re.compile(r"0x[0-9a-fA-F]+|\d+")
+MOST_RANKS: Final = 64  # of a verdict; nodes are all named: many faulty ones are no fault of theirs
+_LETTERS: Final = 300
 _RANK_OF_FILE: Final = re.compile(r"rank[_-]?(\d{1,7})(?!\d)")
 
+_BY_OTHER_RANKS: Final = {  # what only a comparison of the ranks can explain
+    "nccl_timeout": hangs.add_absent,
+    "peer_died": hangs.add_leavers,
+}
 # Ends that ranks may not have come to.
 _BEFORE_RANKS: Final = (
     *(Cause.LAUNCHER, Cause.NODE_UNFIT, Cause.PREFLIGHT, Cause.RENDEZVOUS),
@@ -109,7 +121,7 @@ def diagnose_attempt(
         for each in scanner.causal()
         if each.cause.id == "world_size_mismatch" and each.role is Role.CONFIRMATION
     )
-    subtracted = subtract(scanner, record)
+    subtracted = subtract(scanner, record.run_id, _earlier_runs(record))
     is_hung = outcome is not None and outcome.cause in (Cause.HUNG, Cause.HALTED)
     hangs.add_evidence(scanner, hangs.recorded(paths, number), is_hung=is_hung)
     noted = evidence.read_notes(paths, number)
@@ -122,11 +134,12 @@ def diagnose_attempt(
     evidence.add_changes(scanner, changes)
     if state in evidence.BY_STATE:
         source = SLURM if record.cluster.scheduler.reads_sbatch else AGENTS
-        line = PrintedLine(number=0, text=f"the job is {state.value}", source=source)
+        line = PrintedLine(0, f"the job is {state.value}", source)
         scanner.add(evidence.BY_STATE[state], Role.ROOT, line)
     verdict = verdict_of(scanner)
-    if verdict and verdict.cause.id == "peer_died":  # nothing shows why it died
-        hangs.add_leavers(scanner, paths, number)
+    add_ranks = _BY_OTHER_RANKS.get(verdict.cause.id) if verdict else None
+    if add_ranks:
+        add_ranks(scanner, paths, number)
         verdict = verdict_of(scanner)
     answer = Diagnosis(verdict=verdict, lines=scanner.lines, attempt=number, memory=memory)
     return dataclasses.replace(answer, subtracted=subtracted, changes=changes)
@@ -183,10 +196,10 @@ def _batch_output(paths: RunPaths, attempt: int, outcome: Outcome | None) -> Ite
     Once ranks have run, no setup line failed: an error among what these printed is no cause. What
     the agents print is in the outcome, and they exit with the status of the rank that failed.
     """
-    until = printed_before(paths, attempt + 1) or None
+    until = read_attempt(paths, attempt + 1).printed or None
     if until is None and attempt != paths.newest_attempt():
         return
-    since = printed_before(paths, attempt)
+    since = read_attempt(paths, attempt).printed
     data = end_of(paths.batch_output, _BATCH_BYTES, since=since, until=until)
     has_run = outcome is not None and outcome.cause not in _BEFORE_RANKS
     for number, text in enumerate(data.decode("utf-8", "replace").splitlines(), 1):
@@ -226,21 +239,31 @@ def _lines_of(names: Sequence[str], stdin: BinaryIO) -> Iterator[PrintedLine]:
 # What earlier runs printed when they went well
 
 
-def subtract(scanner: Scanner, record: JobRecord) -> int:
-    """Leave out what earlier runs also printed; return how many kinds of lines.
+def subtract(
+    scanner: Scanner, run_id: str, earlier: Iterable[tuple[str, Iterable[PrintedLine]]]
+) -> int:
+    """Leave out what earlier runs, each with its id, also printed; return how many kinds of lines.
 
     Read them only if a finding may be usual, and none that are not needed.
     """
-    found = {each: shape_of(each.line.text, record.run_id) for each in doubtful(scanner)}
+    found: dict[str, list[FoundSign]] = {}
+    for each in doubtful(scanner):
+        found.setdefault(shape_of(each.line.text, run_id), []).append(each)
     usual: set[FoundSign] = set()
-    earlier = earlier_namesakes(record, _MOST_RECORDS) if found else []
-    for paths in islice(filter(_went_well, (each.paths for each in earlier)), _MOST_RUNS):
-        lines = _all_printed(paths, paths.newest_attempt(), None, set())
-        usual |= usual_among(found, ((line.text, paths.root.name) for line in lines))
-        if usual == found.keys():
+    for earlier_id, lines in earlier if found else ():
+        for text in (line.text for line in lines):
+            alike = found.get(shape_of(text, earlier_id), ())
+            usual.update(each for each in alike if _is_sign(each, text))
+        if usual.issuperset(chain(*found.values())):
             break
     scanner.leave_out(usual)
-    return len({found[each] for each in usual})
+    return sum(not usual.isdisjoint(alike) for alike in found.values())
+
+
+def _earlier_runs(record: JobRecord) -> Iterator[tuple[str, Iterator[PrintedLine]]]:
+    earlier = (each.paths for each in earlier_namesakes(record, _MOST_RECORDS))
+    for paths in islice(filter(_went_well, earlier), _MOST_RUNS):
+        yield paths.root.name, _all_printed(paths, paths.newest_attempt(), None, set())
 
 
 def _went_well(paths: RunPaths) -> bool:
@@ -274,21 +297,58 @@ def doubtful(scanner: Scanner) -> list[FoundSign]:
     ]
 
 
-def usual_among(found: Mapping[FoundSign, str], lines: Iterable[tuple[str, str]]) -> set[FoundSign]:
-    """Return the findings, given with their shapes, that are among lines of runs with these ids."""
-    wanted: dict[str, list[FoundSign]] = {}
-    for finding, shape in found.items():
-        wanted.setdefault(shape, []).append(finding)
-    return {
-        finding
-        for text, run_id in lines
-        for finding in wanted.get(shape_of(text, run_id), ())
-        if _is_sign(finding, text)
-    }
-
-
 def _is_sign(finding: FoundSign, text: str) -> bool:
     """Return whether a line of the same shape is the same sign: its numbers may decide."""
     signs = [sign.text for sign in finding.cause.signs if sign.role is finding.role]
     own = [sign for sign in signs if sign.search(finding.line.text)]
     return not own or any(sign.search(text) for sign in own)
+
+
+# For the rule book
+
+
+def prepare() -> None:
+    """Parse the table of causes: a fork of this process then judges at once."""
+    Scanner(table=built_in())
+
+
+def judged(run_dir: Path, outcome: Outcome) -> str:
+    """Diagnose an attempt by what its agents and logs report; return the verdict as JSON."""
+    record = records.read(RunPaths(root=run_dir))
+    verdict = short(diagnose_attempt(record, outcome.attempt, outcome), most=MOST_RANKS)
+    return json.dumps(dataclasses.asdict(verdict) if verdict else None)
+
+
+def short(
+    found: Diagnosis, *, most: int | None = None, is_of_job: bool = True
+) -> ShortVerdict | None:
+    """Return what `outcome.json` keeps of a verdict, with `most` ranks at most."""
+    if (verdict := found.verdict) is None:
+        return None
+    cause, first = verdict.cause, verdict.first
+    failed = {rank for each in verdict.consequences for rank in each.ranks}
+    text, *more = (each.line.text.strip()[:_LETTERS] for each in verdict.evidence)
+    limits = (found.memory[node].limit for node in verdict.nodes if node in found.memory)
+    return ShortVerdict(
+        cause=cause.id,
+        means=cause.means,
+        status=verdict.status,
+        retry=verdict.retry,
+        text=text,
+        ranks=verdict.ranks[:most],
+        nodes=verdict.nodes,
+        blames_node=cause.blames_node,
+        generic=cause.generic,
+        steps=first.steps,
+        advice=cause.do,
+        place=place_of(first.line, is_of_job=is_of_job),
+        frame=verdict.frame,
+        more=tuple(more),
+        is_reported=first.line.source == AGENTS,
+        victims=len(failed.difference(verdict.ranks)),
+        allowed=min((limit for limit in limits if limit), default=None),
+    )
+
+
+if __name__ == "__main__":
+    sys.stdout.write(judged(Path(sys.argv[1]), Outcome.from_json(sys.stdin.read())))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from clusterrun.backends.environment import scrubbed
-from clusterrun.backends.slurm import health as slurm
+from clusterrun.backends.slurm import site as slurm
 from clusterrun.config.choices import Cluster, Device
 from clusterrun.config.settings import Resolved
 from clusterrun.errors import ClusterrunError, SchedulerUnreachableError, UsageError, describe
@@ -19,7 +19,7 @@ from clusterrun.health import paths, toolchain
 from clusterrun.health.checks import pages
 from clusterrun.health.examine import Look, UnknownError
 from clusterrun.health.examine import examine as side_by_side
-from clusterrun.health.gpu_answer import LONG_S, GpuAnswer
+from clusterrun.health.gpus import LONG_S, GpuAnswer
 from clusterrun.health.node import Needs, all_looks, quick_looks
 from clusterrun.launch.facts import Interpreter
 from clusterrun.launch.inputs import interpreter_problem, is_certain, runs_in_container
@@ -72,8 +72,7 @@ class Subject:
     @property
     def builds_operators(self) -> bool:
         """Whether DeepSpeed compiles its optimizer for the CPU when the job starts."""
-        strategy = self.plan.strategy
-        return strategy.is_deepspeed and bool(strategy.offload)
+        return self.plan.strategy.is_deepspeed and bool(self.plan.strategy.offload)
 
     @property
     def cuda(self) -> str | None:
@@ -133,10 +132,9 @@ def _job(job: Subject) -> Finding:
     if (problem := job.prepared.problem) and not is_of_python:
         text = ": ".join(filter(None, (problem.where, describe(problem))))
         return fail(name, text, "; ".join(problem.hints) or "clusterrun render --help")
-    where = (
-        f", on this machine ({plan.device.value})" if plan.cluster.scheduler.is_this_machine else ""
-    )
-    where = f", on {count(len(plan.hosts), 'host')}" if plan.hosts else where
+    where = f", on {count(len(plan.hosts), 'host')}" if plan.hosts else ""
+    if plan.cluster.scheduler.is_this_machine:
+        where = f", on this machine ({plan.device.value})"
     return ok(name, f"{plan.nodes} x {plan.procs_per_node} ranks, {plan.strategy.value}{where}")
 
 
@@ -168,19 +166,15 @@ def _compiler(job: Subject) -> Finding:
     if not job.builds_operators:
         strategy = job.plan.strategy.value
         raise UnknownError(f"strategy {strategy} builds no operators of DeepSpeed")
-    return toolchain.compiler(job.python, _environ(job), is_sure=not job.spec.setup)
-
-
-def _environ(job: Subject) -> dict[str, str]:
-    return {**os.environ, **job.spec.env}
+    environ = {**os.environ, **job.spec.env}
+    return toolchain.compiler(job.python, environ, is_sure=not job.spec.setup)
 
 
 def _toolkit(job: Subject) -> Finding:
-    builds = job.builds_operators and job.plan.device is Device.CUDA
     job.refuse_container()
-    return toolchain.toolkit(
-        job.cuda, _environ(job), builds_operators=builds, is_sure=not job.spec.setup
-    )
+    builds = job.builds_operators and job.plan.device is Device.CUDA
+    environ, is_sure = {**os.environ, **job.spec.env}, not job.spec.setup
+    return toolchain.toolkit(job.cuda, environ, builds_operators=builds, is_sure=is_sure)
 
 
 def _submit(job: Subject) -> Finding:
@@ -243,8 +237,8 @@ def chosen(job: Subject, only: Sequence[str], without: Sequence[str]) -> dict[st
     if not (answer := job.plan.cluster.scheduler.is_this_machine):
         looks |= {name: partial(skip, name, str(answer)) for name in ("node.memory", "gpu.count")}
     looks |= {name: partial(probe, job) for name, probe in _OF_JOB.items()}
-    names = (name for name in pages() if is_chosen(name, only, without))
-    return {name: looks[name] for name in names if name in looks}
+    names = (name for name in pages() if name in looks and is_chosen(name, only, without))
+    return {name: looks[name] for name in names}
 
 
 def is_chosen(name: str, only: Sequence[str], without: Sequence[str]) -> bool:

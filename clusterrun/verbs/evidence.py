@@ -9,15 +9,15 @@ from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping
 from typing import Final, NamedTuple
 
+from clusterrun.diagnosis.kinds import ChangedCheck, Memory, Note, NoteSource
 from clusterrun.diagnosis.lines import PrintedLine
 from clusterrun.diagnosis.scan import UNCAUGHT, Scanner
 from clusterrun.diagnosis.table import Role
 from clusterrun.diagnosis.weigh import by_numbers
-from clusterrun.logformat.notes import ChangedCheck, Memory, Note, NoteSource
+from clusterrun.rundir.attempt import read_attempt
 from clusterrun.rundir.events import EventType, read_ends
 from clusterrun.rundir.outcome import Cause, Outcome, Reason
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.world import read_world
 from clusterrun.shared.finding import Severity
 from clusterrun.shared.hostlist import fold_hosts
 from clusterrun.shared.state import JobState
@@ -78,13 +78,14 @@ NodeNote = tuple[str, float, Note]
 
 def read_notes(paths: RunPaths, attempt: int) -> list[NodeNote]:
     """Return what the agents of an attempt noted, node by node."""
-    nodes = read_world(paths, attempt) or [file.stem for file in paths.events_dir.glob("*.jsonl")]
+    known = read_attempt(paths, attempt).nodes
+    nodes = known or [file.stem for file in paths.events_dir.glob("*.jsonl")]
     files = (paths.events(node) for node in sorted(nodes))
     found = []
-    events = (event for file in files for event in read_ends(file, attempt))
-    for event in (each for each in events if each.type is EventType.NOTE):
-        with contextlib.suppress(ValueError):  # a rank may write any event
-            found.append((event.node, event.at, decoded(Note, event.note)))
+    for event in (event for file in files for event in read_ends(file, attempt)):
+        if event.type is EventType.NOTE:
+            with contextlib.suppress(ValueError):  # a rank may write any event
+                found.append((event.node, event.at, decoded(Note, event.note)))
     return found
 
 
@@ -95,7 +96,7 @@ def add_kills(scanner: Scanner, memory: Mapping[str, Memory], outcome: Outcome |
         risen = {outcome.node: risen[outcome.node]}
     role = Role.ROOT if _is_of_rank(scanner, outcome) else Role.EITHER
     for node, found in risen.items():
-        line = PrintedLine(number=0, text=str(found), source=NoteSource.CGROUP.value, node=node)
+        line = PrintedLine(0, str(found), NoteSource.CGROUP.value, node=node)
         scanner.add("host_oom", role, line)
 
 
@@ -132,9 +133,9 @@ def add_changes(scanner: Scanner, changes: Iterable[Worsened]) -> None:
     for each in changes:
         if each.check.now == Severity.FAIL.value and each.check.id in _BY_CHECK:
             name, role = _BY_CHECK[each.check.id]
-            line = PrintedLine(number=0, text=each.text, source=NoteSource.PREFLIGHT.value)
             for node in each.nodes:
-                scanner.add(name, role, line._replace(node=node))
+                line = PrintedLine(0, each.text, NoteSource.PREFLIGHT.value, node=node)
+                scanner.add(name, role, line)
 
 
 def add_notes(scanner: Scanner, noted: Iterable[NodeNote], outcome: Outcome | None) -> None:
@@ -168,14 +169,8 @@ def add_outcome(
     """
     text = outcome.message or outcome.reason
     where = f" at {outcome.where}" if outcome.where and outcome.where not in text else ""
-    line = PrintedLine(
-        number=0,
-        text=text + where,
-        source=AGENTS,
-        rank=outcome.rank,
-        node=outcome.node or "",
-        at=outcome.ended_at,
-    )
+    node, at = outcome.node or "", outcome.ended_at
+    line = PrintedLine(0, text + where, AGENTS, rank=outcome.rank, node=node, at=at)
     texts = text.splitlines()
     if outcome.cause is Cause.EXCEPTION:
         texts = [_TRACEBACK, *texts]
@@ -185,10 +180,8 @@ def add_outcome(
     is_reported = any(each.line.source == AGENTS for each in scanner.causal())
     if outcome.cause is Cause.EXCEPTION and not (is_printed or is_reported):
         scanner.add(UNCAUGHT, Role.ROOT, line)
-    is_of_launcher = outcome.cause is Cause.LAUNCHER and not outcome.signal
-    if is_of_launcher and {(x.cause.id, x.line.rank) for x in scanner.causal()} == {
-        (UNCAUGHT, None)
-    }:
+    is_only = {(x.cause.id, x.line.rank) for x in scanner.causal()} == {(UNCAUGHT, None)}
+    if outcome.cause is Cause.LAUNCHER and not outcome.signal and is_only:
         scanner.add("launcher_failed", Role.ROOT, line)
     is_unexplained = not _of_rank(scanner, outcome.rank) and by_numbers(scanner) is None
     if outcome.cause is Cause.EXIT and is_unexplained:

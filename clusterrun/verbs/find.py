@@ -5,18 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from clusterrun.backends.environment import working_directory
-from clusterrun.errors import ElsewhereError, JobNotFoundError, UsageError
+from clusterrun.errors import ClusterrunError, ElsewhereError, JobNotFoundError, UsageError
 from clusterrun.rundir import record as records
 from clusterrun.rundir.known_roots import adopted, remembered_roots
 from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.rundir.record import JobRecord
+from clusterrun.shared import files
 
 if TYPE_CHECKING:
+    from clusterrun.config.settings import Resolved
     from clusterrun.verbs.job import Job
 
 Which: TypeAlias = "str | JobRecord | Job"
@@ -95,3 +97,27 @@ def own_runs() -> RunsDir:
     except UsageError:  # a job must be found even while its configuration is being edited
         run_dir = JobSpec().run_dir
     return RunsDir(root=Path(os.path.normpath(cwd / run_dir)))
+
+
+def configuration(
+    record: JobRecord, flags: Mapping[str, Any] | None = None, overrides: Sequence[str] = ()
+) -> Resolved:
+    """Read the configuration of a run. Raises ClusterrunError if the file is gone."""
+    from clusterrun.config.load import load_again  # not for what reads only records
+
+    path, project = record.paths.resolved, record.paths.project
+    try:
+        text = files.read_whole(path).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ClusterrunError(
+            f"cannot read {path}", cause=str(error), hint="start a new run: clusterrun submit"
+        ) from error
+    return load_again(
+        text,
+        flags or {},
+        shown=str(path),
+        environ=os.environ,
+        cwd=project if project.is_dir() else Path(record.workdir),
+        typed_in=working_directory(os.environ),
+        overrides=overrides,
+    )

@@ -6,7 +6,7 @@ import os
 import re
 import tarfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,19 +20,21 @@ from clusterrun.diagnosis.table import Role
 from clusterrun.errors import ClusterrunError
 from clusterrun.logs.merge import no_collection
 from clusterrun.node.watch.stacks import RankPlace, from_data
+from clusterrun.rundir.attempt import read_attempt
 from clusterrun.rundir.events import EventType, read_ends
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.request import answer_path, request_look
-from clusterrun.rundir.world import ranks_by_node, read_world
 from clusterrun.shared.files import read_json
 from clusterrun.shared.state import JobState
+from clusterrun.verbs.evidence import AGENTS
 
-RECORDER, EXITS = "flight recorder", "agents"  # sources of evidence
+RECORDER = "flight recorder"  # a source of evidence
 LASTING_S: Final = 10.0  # a wait of a healthy training is shorter
 SAMPLES_S: Final = 10.0  # between two samples of the stacks
 ANSWER_S: Final = 40.0  # the agents wait for silent nodes for 20 s
 _POLL_S: Final = 0.1
 _MOST_NAMED: Final = 8  # ranks, each with its own line
+_LEAST_PRESENT: Final = 3  # ranks in a collective, for each one that is blamed for its absence
 _RANK: Final = re.compile(r"(?:^|_)rank_(\d+)$")
 _CAUSES: Final = {StuckKind.MISSING: "hang_rank_missing", StuckKind.MISMATCH: "collective_desync"}
 
@@ -68,7 +70,7 @@ class Group:
 
 def recorded(paths: RunPaths, attempt: int) -> Hang:
     """Read what an ended attempt left."""
-    dumps = [paths.flight_dumps(attempt, node) for node in read_world(paths, attempt)]
+    dumps = [paths.flight_dumps(attempt, node) for node in read_attempt(paths, attempt).nodes]
     return _hang(paths, attempt, read_json(paths.stacks(attempt)) or {}, dumps)
 
 
@@ -93,9 +95,24 @@ def _hang(
     return Hang(stuck=recordings.stuck(), places=places, nodes=nodes, dumped=len(recordings.ranks))
 
 
+def add_absent(scanner: Scanner, paths: RunPaths, attempt: int) -> None:
+    """Add the ranks that did not time out in a collective, if nearly all others did."""
+    timed_out = set[int]().union(
+        *(scanner.seen_on.get(("nccl_timeout", role), ()) for role in Role)
+    )
+    nodes = _nodes(paths, attempt)
+    absent = sorted({*nodes} - timed_out)
+    if len(timed_out) < _LEAST_PRESENT * len(absent):
+        return
+    text = f"{len(timed_out)} of {len(nodes)} ranks timed out in a collective, the others did not"
+    for rank in absent:
+        line = PrintedLine(0, text, AGENTS, rank=rank, node=nodes[rank])
+        scanner.add("hang_rank_missing", Role.EITHER, line)
+
+
 def add_leavers(scanner: Scanner, paths: RunPaths, attempt: int) -> None:
     """Add the ranks that ended well while the others were in a collective, if they are few."""
-    world = read_world(paths, attempt)
+    world = read_attempt(paths, attempt).nodes
     nodes = _nodes(paths, attempt)
     ends = [event for node in world for event in read_ends(paths.events(node), attempt)]
     exits = [event for event in ends if event.type is EventType.RANK_EXIT]
@@ -104,7 +121,7 @@ def add_leavers(scanner: Scanner, paths: RunPaths, attempt: int) -> None:
         return
     for rank in left[:_MOST_NAMED]:
         text = f"rank {rank} ended with status 0; others were in a collective with it"
-        line = PrintedLine(number=0, text=text, source=EXITS, rank=rank, node=nodes.get(rank, ""))
+        line = PrintedLine(0, text, AGENTS, rank=rank, node=nodes.get(rank, ""))
         scanner.add("collective_desync", Role.EITHER, line)
 
 
@@ -119,7 +136,7 @@ def look(job: JobStatus) -> Hang:
     time.sleep(max(0.0, started + SAMPLES_S - time.monotonic()))
     answer = _ask(paths.attempt(attempt), with_dumps=True)
     silent = tuple(map(str, answer.get("silent", ())))
-    heard = [node for node in read_world(paths, attempt) if node not in silent]
+    heard = [node for node in read_attempt(paths, attempt).nodes if node not in silent]
     dumps = [paths.live_dumps(attempt, node) for node in heard]
     found = _hang(paths, attempt, answer, dumps, set(answer.get("dumped", ())))
     return replace(found, before=before, silent=silent, looked_at=time.time())
@@ -135,10 +152,9 @@ def _ask(directory: Path, *, with_dumps: bool) -> Mapping[str, Any]:
         # NFS caches for a minute that a name is missing, but a listing is fresh.
         while answer.name not in os.listdir(directory) or (found := read_json(answer)) is None:
             if time.monotonic() > deadline:
+                text = f"the agents did not answer within {ANSWER_S:.0f} s"
                 hint = "its ranks may not have started, or have ended: clusterrun status"
-                raise ClusterrunError(
-                    f"the agents did not answer within {ANSWER_S:.0f} s", hint=hint
-                )
+                raise ClusterrunError(text, hint=hint)
             time.sleep(_POLL_S)
         return found
     finally:
@@ -148,7 +164,8 @@ def _ask(directory: Path, *, with_dumps: bool) -> Mapping[str, Any]:
 
 
 def _nodes(paths: RunPaths, attempt: int) -> dict[int, str]:
-    return {rank: node for node, found in ranks_by_node(paths, attempt).items() for rank in found}
+    ranks = read_attempt(paths, attempt).ranks_by_node
+    return {rank: node for node, found in ranks.items() for rank in found}
 
 
 def groups(hang: Hang) -> list[Group]:
@@ -170,10 +187,10 @@ def groups(hang: Hang) -> list[Group]:
     ]
 
 
-def sentences(hang: Hang, stuck: Stuck) -> Iterator[tuple[int | None, str]]:
-    """Yield what the flight recorders show, each with a rank: the ranks to blame first."""
-    yield from ((rank, _blame(hang, stuck, rank)) for rank in stuck.odd[:_MOST_NAMED])
-    yield None, wording(stuck)
+def sentences(hang: Hang, stuck: Stuck) -> list[tuple[int | None, str]]:
+    """Return what the flight recorders show, each with a rank: the ranks to blame first."""
+    blamed = ((rank, _blame(hang, stuck, rank)) for rank in stuck.odd[:_MOST_NAMED])
+    return [*blamed, (None, wording(stuck))]
 
 
 def _blame(hang: Hang, stuck: Stuck, rank: int) -> str:
@@ -182,10 +199,9 @@ def _blame(hang: Hang, stuck: Stuck, rank: int) -> str:
     if stuck.kind is StuckKind.MISMATCH:
         return f"{name} called {called}"
     place = next((place for place in hang.places if place.rank == rank), None)
-    if place is not None and place.state:
-        return f"{name} is {place.state}" + (f" at {place.where}" if place.where else "")
-    if place is not None and place.where:
-        return f"{name} is at {place.where}"
+    if place is not None and (place.state or place.where):
+        at = f"at {place.where}" if place.where else ""
+        return " ".join(filter(None, (f"{name} is", place.state, at)))
     return f"{name} last entered {called}" if called else f"{name} left no dump"
 
 
@@ -198,5 +214,5 @@ def add_evidence(scanner: Scanner, hang: Hang, *, is_hung: bool) -> None:
     is_sure = stuck.kind is StuckKind.MISMATCH or (is_hung and stuck.kind is StuckKind.MISSING)
     for rank, text in sentences(hang, stuck):
         node = hang.nodes.get(rank, "") if rank is not None else ""
-        line = PrintedLine(number=0, text=text, source=RECORDER, rank=rank, node=node)
+        line = PrintedLine(0, text, RECORDER, rank=rank, node=node)
         scanner.add(name, Role.ROOT if is_sure else Role.EITHER, line)

@@ -21,8 +21,8 @@ from clusterrun.errors import ClusterrunError, Exit
 from clusterrun.estimates.inputs import GIB
 from clusterrun.estimates.speed import segments
 from clusterrun.estimates.steps import smaller_passes
+from clusterrun.launch.inputs import batch_of, number_in, with_number
 from clusterrun.launch.plan import Plan
-from clusterrun.launch.script_args import batch_of, number_in, with_number
 from clusterrun.rundir.outcome import Cause, Outcome, ShortVerdict, VerdictRule
 from clusterrun.rundir.plan import read_plan
 from clusterrun.shared import checkpoint_files
@@ -31,7 +31,7 @@ from clusterrun.shared.durations import clock, format_seconds
 from clusterrun.shared.hostlist import fold_hosts, fold_ranks, parse_hostlist
 from clusterrun.shared.sizes import format_bytes
 from clusterrun.shared.state import JobState
-from clusterrun.verbs.changes import configuration
+from clusterrun.verbs.find import configuration
 
 MIB: Final = 1 << 20
 _REPEATS: Final = (VerdictRule.SAME_CAUSE, VerdictRule.WOULD_REPEAT)

@@ -1,20 +1,19 @@
-"""Plan a job, render its files, and check them."""
+"""Configure and plan a job, render its files, and check them and its script."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-import sys
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from clusterrun.backends import interpreters, select
 from clusterrun.backends.environment import scrubbed, working_directory
-from clusterrun.backends.machine_facts import gather_facts
-from clusterrun.backends.script import read_script, syntax_problem
+from clusterrun.backends.machine_facts import gather_facts, read_script, syntax_problem
+from clusterrun.config import load
 from clusterrun.config.choices import Cluster, Device, Strategy
 from clusterrun.config.files import PROJECT_FILE, user_and_site
-from clusterrun.config.load import adopt_spec
 from clusterrun.config.settings import BUILT_IN, Resolved
 from clusterrun.config.spec import JobSpec
 from clusterrun.errors import ClusterrunError, Exit, UsageError
@@ -22,11 +21,11 @@ from clusterrun.launch.facts import Facts
 from clusterrun.launch.inputs import interpreter_problem, is_certain
 from clusterrun.launch.make import make_plan
 from clusterrun.launch.plan import Plan, Precision
+from clusterrun.linting.rule import Launch, lint
 from clusterrun.rendering.bundle import Bundle, render_bundle
 from clusterrun.rundir.paths import PLACES_OF_ONE_MACHINE
 from clusterrun.shared import shell
 from clusterrun.shared.finding import Finding
-from clusterrun.verbs.check import find_pitfalls
 
 Wanted = JobSpec | Resolved
 """A job to submit: a spec, or one that was loaded with its origins."""
@@ -36,15 +35,13 @@ class Prepared(NamedTuple):
     """A job that is ready to be submitted: the plan, the text of every file, and notes.
 
     `pitfalls` are those of its script. `problem` is why it would fail with its interpreter: it can
-    only be rendered, for use elsewhere. `python` may be run here: it is the job's interpreter, or
-    this one. `facts` are those that the plan was made from.
+    only be rendered, for use elsewhere. `facts` are those that the plan was made from.
     """
 
     resolved: Resolved
     plan: Plan
     bundle: Bundle
     facts: Facts | None = None
-    python: str = sys.executable
     notes: tuple[str, ...] = ()
     pitfalls: tuple[Finding, ...] = ()
     problem: UsageError | None = None
@@ -53,6 +50,27 @@ class Prepared(NamedTuple):
         """Refuse what can't run. Raises UsageError."""
         if self.problem is not None:
             raise self.problem
+
+
+def load_spec(
+    flags: Mapping[str, Any] | None = None,
+    *,
+    config_file: str | None = None,
+    profile: str | None = None,
+    overrides: Sequence[str] = (),
+) -> Resolved:
+    """Resolve clusterrun.yaml, the environment and `flags` ({"nodes": 2}).
+
+    Raises UsageError that names the place of the mistake.
+    """
+    return load.load_spec(
+        flags or {},
+        environ=os.environ,
+        cwd=working_directory(os.environ),
+        config_file=config_file,
+        profile=profile,
+        overrides=overrides,
+    )
 
 
 def render(job: Wanted) -> Bundle:
@@ -69,7 +87,7 @@ def prepare(job: Wanted, *, is_again: bool = False) -> Prepared:
     `is_again`: a run had this configuration, and its notes were printed then.
     """
     if isinstance(job, JobSpec):
-        job = adopt_spec(job, cwd=working_directory(os.environ))
+        job = load.adopt_spec(job, cwd=working_directory(os.environ))
     source = read_script(job)
     may_run = interpreters.may_run(job)
     facts = gather_facts(job.spec, cwd=job.cwd, environ=os.environ, may_run=may_run)
@@ -80,13 +98,13 @@ def prepare(job: Wanted, *, is_again: bool = False) -> Prepared:
         host_bytes, estimates = estimated(job)
     plan = dataclasses.replace(make_plan(job.spec, facts), host_bytes=host_bytes)
     # Those of the project override those of the user and the site, and these ours.
-    files = [path for path, _ in user_and_site(os.environ)]
+    configured = [path for path, _ in user_and_site(os.environ)]
     if (job.project_dir / PROJECT_FILE).is_file():
-        files.insert(0, job.project_dir / PROJECT_FILE)
+        configured.insert(0, job.project_dir / PROJECT_FILE)
     bundle = render_bundle(
         plan,
         resolved_yaml=job.to_yaml(),
-        template_dirs=[d for d in (file.parent / "templates" for file in files) if d.is_dir()],
+        template_dirs=[d for d in (file.parent / "templates" for file in configured) if d.is_dir()],
     )
     notes = (*job.notes, *_notes(job, plan, is_again=is_again), *estimates)
     problem, is_sure = _problem(job, facts, plan.strategy, source)
@@ -98,7 +116,6 @@ def prepare(job: Wanted, *, is_again: bool = False) -> Prepared:
         plan=plan,
         bundle=bundle,
         facts=facts,
-        python=(facts.interpreter.path if may_run else "") or sys.executable,
         notes=notes,
         pitfalls=() if is_again else find_pitfalls(job, plan, source),
         problem=problem,
@@ -184,3 +201,71 @@ def _notes_on_places(plan: Plan) -> Iterator[str]:
         if path and f"{os.path.realpath(path)}/".startswith(places):
             yield f"{path} is probably on a local disk of this machine; {fix}"
             return
+
+
+# Pitfalls of a launch in its script
+
+
+def find_pitfalls(
+    job: Resolved, plan: Plan, source: bytes | None, *, of_many_ranks: bool = False
+) -> tuple[Finding, ...]:
+    """Return the pitfalls of a launch; only those of its settings if its script is not here.
+
+    `of_many_ranks`: if the job sets no size, look for those of two nodes with two ranks each.
+    """
+    spec = job.spec
+    named = _deepspeed_file(plan)
+    launch = Launch(
+        nodes=plan.nodes,
+        ranks_per_node=plan.procs_per_node,
+        has_gpus=plan.device is Device.CUDA,
+        is_simulated=bool(spec.cluster.scheduler.is_this_machine),
+        strategy=plan.strategy.value,
+        max_restarts=plan.max_restarts or 0,
+        shared_port=0 if spec.exclusive else plan.main_process_port,
+        args=tuple(spec.args),
+        setup=plan.setup,
+        missing=(named,) if named and _is_missing(job.cwd / named) else (),
+        is_missing=lambda path: _is_missing(job.cwd / path),
+    )
+    if of_many_ranks and is_unsized(job, plan):
+        has_gpus = spec.device is not Device.CPU
+        launch = launch._replace(nodes=2, ranks_per_node=2, has_gpus=has_gpus, is_sized=False)
+    return lint(source or b"", launch)
+
+
+def is_unsized(job: Resolved, plan: Plan) -> bool:
+    """Return whether nothing sets the size of a job."""
+    spec = job.spec
+    is_unset = spec.nodes is spec.gpus_per_node is spec.nproc_per_node is None
+    return is_unset and plan.nodes * plan.procs_per_node == 1
+
+
+def _deepspeed_file(plan: Plan) -> str:
+    """Return the DeepSpeed JSON that an accelerate YAML names; "" if the job does not read it."""
+    if not plan.accelerate_text or plan.deepspeed:
+        return ""
+    import yaml  # slow to import
+
+    from clusterrun.shared.bounded_yaml import BoundedLoader
+
+    found = yaml.load(plan.accelerate_text, Loader=BoundedLoader)
+    section = found.get("deepspeed_config") if isinstance(found, dict) else None
+    named = section.get("deepspeed_config_file") if isinstance(section, dict) else None
+    return named if isinstance(named, str) else ""
+
+
+def _is_missing(path: Path) -> bool:
+    """Return whether a file does not exist, and its directory, which may be on the nodes, does."""
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return path.parent.is_dir()
+    except (OSError, ValueError):
+        pass
+    return False
+
+
+def place(finding: Finding, script: str) -> str:
+    """Return the file and line of a finding, or that it is a setting of the job."""
+    return f"{script}:{finding.line}" if finding.line else "the job's settings"

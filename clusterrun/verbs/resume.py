@@ -14,9 +14,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from clusterrun.backends import select
 from clusterrun.backends.base import PerhapsSubmittedError
+from clusterrun.backends.evidence import bad_nodes
 from clusterrun.backends.status import JobStatus, statuses
+from clusterrun.config.choices import Strategy
+from clusterrun.config.load import Given
 from clusterrun.config.settings import Resolved
 from clusterrun.errors import ClusterrunError, SchedulerUnreachableError, UsageError
+from clusterrun.launch.plan import SIZE_FIELDS, Plan
 from clusterrun.rendering.bundle import Bundle
 from clusterrun.rundir import record as records
 from clusterrun.rundir.create import write_config
@@ -26,11 +30,11 @@ from clusterrun.rundir.plan import read_plan
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared import checkpoint_files, files
 from clusterrun.shared.checkpoint_files import ANY, Checkpoint, IncompleteError
+from clusterrun.shared.hostlist import fold_hosts, parse_hostlist
 from clusterrun.shared.locks import locked
 from clusterrun.shared.state import JobState
 from clusterrun.verbs.cancel import active_chain
-from clusterrun.verbs.changes import Changed, change, refuse_other_world
-from clusterrun.verbs.find import FORWARDED, Which, find_record, locate, own_runs
+from clusterrun.verbs.find import FORWARDED, Which, configuration, find_record, locate, own_runs
 from clusterrun.verbs.render import Prepared, prepare
 from clusterrun.verbs.submit import remember, submit_prepared
 
@@ -42,7 +46,29 @@ _STEP = re.compile(r"(?:step|checkpoint)-0{0,18}([0-9]{1,18})\Z")
 PLACE: Final = ("name", "run_dir")
 ELSEWHERE: Final = "start a new run: clusterrun resubmit accepts another name, directory or cluster"
 _LOOKED_AT: Final = 20  # runs, for one that failed
+_SIZES: Final = tuple(f"launch.{field}" for field in SIZE_FIELDS.values())
 WHEN: Final = ("slurm.dependency", "slurm.begin", "slurm.hold")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """One setting before and after; None if it is unset."""
+
+    key: str
+    old: str | None
+    new: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Changed:
+    """A run's new configuration and its changes, in the order of the fields.
+
+    `excluded` are nodes found to be bad.
+    """
+
+    resolved: Resolved
+    changes: tuple[Change, ...]
+    excluded: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +145,57 @@ def prepare_resume(
         changed=changed,
         is_complete=is_complete,
         force=force,
+    )
+
+
+def change(
+    record: JobRecord,
+    flags: Mapping[str, Any],
+    overrides: Sequence[str],
+    *,
+    exclude_bad: bool = False,
+) -> Changed:
+    """Read resolved.yaml of a run and apply the command line's settings.
+
+    With `exclude_bad` also exclude the nodes that its outcomes blame.
+    Raises UsageError for an invalid value, ClusterrunError if the file is gone.
+    """
+    frozen = configuration(record)
+    new = configuration(record, flags, overrides)
+    bad = bad_nodes(record.paths) if exclude_bad and record.cluster.scheduler.can_lose_node else ()
+    if bad:
+        known = parse_hostlist(new.spec.exclude) if new.spec.exclude else []
+        nodes = fold_hosts((*known, *bad))
+        flags = {**flags, "exclude": Given(value=nodes, flag="--exclude-bad")}
+        new = configuration(record, flags, overrides)
+    before, after = ({row.key: row.text for row in each.rows()} for each in (frozen, new))
+    changes = (
+        Change(key=key, old=before.get(key), new=after.get(key))
+        for key in dict.fromkeys((*before, *after))
+        if before.get(key) != after.get(key)
+    )
+    return Changed(resolved=new, changes=tuple(changes), excluded=bad)
+
+
+def refuse_other_world(
+    checkpoint: Checkpoint, record: JobRecord, plan: Plan, changes: Sequence[Change] = ()
+) -> None:
+    """Refuse shards saved by another world, strategy or parallel size. Raises UsageError."""
+    sizes = [change for change in changes if change.key in _SIZES]
+    if sizes:
+        raise UsageError(
+            f"{checkpoint.path.name} was saved with {sizes[0].key} {sizes[0].old or 'not set'}",
+            hint="keep the parallel sizes, or start over with --from scratch",
+        )
+    saved_by = str(checkpoint.settings.get("strategy") or record.strategy)
+    sharded = {strategy.value for strategy in Strategy if strategy.stage > 0}
+    is_same = checkpoint.world_size in (0, plan.world_size) and saved_by == plan.strategy.value
+    if is_same or sharded.isdisjoint((saved_by, plan.strategy.value)):  # perhaps the script's own
+        return
+    raise UsageError(
+        f"{checkpoint.path.name} was saved by {checkpoint.world_size} ranks with {saved_by}; its "
+        f"shards can't be read by {plan.world_size} with {plan.strategy.value}",
+        hint="keep nodes, ranks and strategy, or start over with --from scratch",
     )
 
 

@@ -24,11 +24,17 @@ from clusterrun.config.choices import (
 )
 from clusterrun.config.settings import Resolved
 from clusterrun.errors import ClusterrunError
-from clusterrun.health import reports
 from clusterrun.health.compare import merged, to_exclude
 from clusterrun.health.examine import Look
-from clusterrun.health.reports import NodeReport
-from clusterrun.health.together import OF_ALL, UNSTARTED, of_group, of_nodes, unreported
+from clusterrun.health.together import (
+    OF_ALL,
+    UNSTARTED,
+    NodeReport,
+    of_group,
+    of_nodes,
+    read_nodes,
+    unreported,
+)
 from clusterrun.launch.sbatch_header import END_OTHERS, KEEP_OTHERS
 from clusterrun.node.base.identity import local_node
 from clusterrun.node.recovery.printed import LAST_BYTES, last_reason, last_word, reason_of
@@ -95,8 +101,8 @@ def run(resolved: Resolved, progress: Callable[[str], None]) -> Smoke:
     else:
         spec = dataclasses.replace(spec, exclude=",".join(filter(None, (spec.exclude, without))))
     again = _follow(_submit(resolved._replace(spec=spec)), progress)
-    unstarted = found.unstarted
-    return dataclasses.replace(again, nodes=(*unstarted, *again.nodes), unstarted=unstarted)
+    again.nodes, again.unstarted = (*found.unstarted, *again.nodes), found.unstarted
+    return again
 
 
 def _submit(resolved: Resolved) -> JobRecord:
@@ -136,81 +142,79 @@ def _follow(record: JobRecord, progress: Callable[[str], None]) -> Smoke:
 
     A job that `srun` gave up may still wait half a minute for its nodes.
     """
-    gathering = _Gathering(record, progress)
-    smoke = gathering.smoke
+    smoke = _Gathering(record, progress)
     try:
-        while not gathering.look():
+        while not smoke.look():
             time.sleep(LOOK_S + record.nodes * LOOK_NODE_S)
         return smoke
     except KeyboardInterrupt:
         progress(f"job {record.job_id} is cancelled")
         raise
     finally:
-        is_over = gathering.now.state.is_terminal and not smoke.unstarted
+        is_over = smoke.now.state.is_terminal and not smoke.unstarted
         is_done = len(smoke.found) == record.nodes and all(x.is_done for x in smoke.found.values())
         if not (is_done or is_over):
             with contextlib.suppress(ClusterrunError):
                 select.backend_of(record).cancel([record.job_id])
 
 
-class _Gathering:
-    """A run of the script that is being followed: `smoke` is what is known, `now` its state."""
+class _Gathering(Smoke):
+    """What is known of a run of the script that is being followed, and `now` its state."""
 
     def __init__(self, record: JobRecord, progress: Callable[[str], None]) -> None:
+        super().__init__(job_id=record.job_id, run_dir=record.paths.root)
         self._record, self._progress = record, progress
-        self.smoke = Smoke(job_id=record.job_id, run_dir=record.paths.root)
         self.now = JobStatus(record=record, state=JobState.PENDING)
         self._told = ""
         self._started_at = self._done_at = self._blocked_at = 0.0
 
     def look(self) -> bool:
         """Look once; return whether nothing more is to come."""
-        smoke, at = self.smoke, time.monotonic()
+        at = time.monotonic()
         (self.now,) = statuses([self._record], select.backend_of, max_age_s=QUERY_S)
         if self.now.state is JobState.PENDING:
             return self._waits(at)
-        if self.now.state is JobState.RUNNING and not smoke.nodes:
+        if self.now.state is JobState.RUNNING and not self.nodes:
             self._started_at = self._started_at or at
-            smoke.nodes = self._allocated()
-        smoke.waited_s = at - (self._started_at or at)
-        smoke.found, number = reports.read_nodes(smoke.run_dir), self._record.nodes
-        smoke.met = reports.read_group(smoke.run_dir)
-        self._tell(f"job {smoke.job_id}: {len(smoke.found)} of {number} nodes reported")
-        done = [each for each in smoke.found.values() if each.is_done]
-        if smoke.found and (len(done) == len(smoke.found) or smoke.met is not None):
+            self.nodes = self._allocated()
+        self.waited_s = at - (self._started_at or at)
+        self.found, number = read_nodes(self.run_dir), self._record.nodes
+        self.met = next((x.met for x in self.found.values() if x.met is not None), None)
+        self._tell(f"job {self.job_id}: {len(self.found)} of {number} nodes reported")
+        done = [each for each in self.found.values() if each.is_done]
+        if self.found and (len(done) == len(self.found) or self.met is not None):
             self._done_at = self._done_at or at
         is_late = self._done_at and at - self._done_at > LATE_S
-        is_over = self.now.state.is_terminal or smoke.waited_s > START_S
+        is_over = self.now.state.is_terminal or self.waited_s > START_S
         if not (is_late or len(done) == number or is_over):
             return False
         if is_over and len(done) < number:
             self._look_for_unstarted()
-        smoke.nodes = smoke.nodes or tuple(smoke.found)
-        smoke.end = self.now.state if self.now.state.is_terminal and not smoke.found else None
+        self.nodes = self.nodes or tuple(self.found)
+        self.end = self.now.state if self.now.state.is_terminal and not self.found else None
         return True
 
     def _look_for_unstarted(self) -> None:
         """Find the nodes on which the script did not start: the first, if it started nowhere."""
         paths = self._record.paths
-        self.smoke.unstarted = self.smoke.nodes[:1]
-        if paths.owner(1).exists() or paths.end.exists():
+        self.unstarted = self.nodes[:1]
+        if paths.attempt_record(1).exists() or paths.end.exists():
             # `srun` ends all others if the daemon of a node does not answer it.
             printed = end_of(paths.batch_output, LAST_BYTES).decode("utf-8", "replace")
-            self.smoke.unstarted = tuple(dict.fromkeys(_NOT_LAUNCHED.findall(printed)))
+            self.unstarted = tuple(dict.fromkeys(_NOT_LAUNCHED.findall(printed)))
 
     def _waits(self, at: float) -> bool:
         """Return whether to give up: it could not be started, or may never start."""
-        smoke = self.smoke
-        if smoke.nodes:
-            smoke.unstarted = smoke.nodes[:1]
+        if self.nodes:
+            self.unstarted = self.nodes[:1]
             return True
         pending = explained(self.now).pending if not self._told else self.now.pending
         why = (pending.text or pending.code) if pending else ""
-        self._tell(f"job {smoke.job_id} waits: {why}; Ctrl-C cancels it")
+        self._tell(f"job {self.job_id} waits: {why}; Ctrl-C cancels it")
         is_blocked = pending is not None and not pending.can_start
         self._blocked_at = (self._blocked_at or at) if is_blocked else 0.0
-        smoke.blocked = why if is_blocked and at - self._blocked_at > BLOCKED_S else ""
-        return bool(smoke.blocked)
+        self.blocked = why if is_blocked and at - self._blocked_at > BLOCKED_S else ""
+        return bool(self.blocked)
 
     def _allocated(self) -> tuple[str, ...]:
         if self._record.cluster.scheduler.is_this_machine:

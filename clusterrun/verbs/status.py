@@ -1,10 +1,11 @@
-"""Look up the status of a job, and wait until it has ended."""
+"""Look up the status of a job or of all jobs, and wait until a job has ended."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Final
 
 from clusterrun.backends import select
@@ -12,10 +13,10 @@ from clusterrun.backends.evidence import AttemptSummary
 from clusterrun.backends.slurm.outlook import explained
 from clusterrun.backends.status import JobStatus, statuses, with_last_step, with_usage
 from clusterrun.rundir.outcome import Next
-from clusterrun.rundir.record import JobRecord, read_again
+from clusterrun.rundir.record import JobRecord, list_records, read_again
 from clusterrun.rundir.startup import Phase, Startup, read_start, startup_of
 from clusterrun.shared.state import JobState
-from clusterrun.verbs.find import Which, find_record
+from clusterrun.verbs.find import Which, find_record, places_of_runs
 
 POLL_S: Final = 0.5  # reads only files; a scheduler is asked at most every 10 s
 POLL_MOST_S: Final = 5.0  # between two checks of an unchanged job
@@ -140,3 +141,23 @@ def _startup(
         if Phase.QUEUE not in ends:
             ends[Phase.QUEUE] = ends.pop(Phase.PROLOG)
     return startup_of(ends, begin, is_restart=last is not None, not_forked=not_forked)
+
+
+def list_jobs(*, limit: int | None = None) -> list[JobStatus]:
+    """Return the status of each run of this project, newest first; outside a project, of all runs.
+
+    `limit` is the largest number of runs to return.
+    """
+    own, *others = places_of_runs()
+    found = list_records(own, limit, with_damaged=True)
+    if not found:
+        known = (list_records(place, limit, with_damaged=True) for place in others)
+        found = sorted(chain(*known), key=lambda record: record.age_key, reverse=True)
+    found = found[:limit]
+    here = iter(statuses([each for each in found if each.home is None], select.backend_of))
+    there: Iterator[JobStatus] = iter(())
+    if apart := [each for each in found if each.home]:
+        from clusterrun.backends.hosts import homes  # slow to import
+
+        there = iter(homes.ask(apart))
+    return [next(there if each.home else here) for each in found]

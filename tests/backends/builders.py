@@ -23,7 +23,7 @@ from tests.launch.samples import here, local_facts
 SUBMIT_SUCCESSOR = """
 import os, sys
 from pathlib import Path
-from clusterrun.backends.slurm.successor import submit_successor
+from clusterrun.backends.slurm.backend import submit_successor
 from clusterrun.errors import ClusterrunError, describe
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.plan import read_plan

@@ -2,22 +2,42 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from clusterrun.backends.hosts.courier import can_connect, listen
-from clusterrun.backends.hosts.judge import busy, closed_port, error_of, gpus_to_lock, judged
-from clusterrun.backends.hosts.locks import Holder, gpu_lock, job_lock
+from clusterrun.backends.hosts import courier
+from clusterrun.backends.hosts.courier import can_connect, gather, listen
+from clusterrun.backends.hosts.judge import (
+    busy,
+    closed_port,
+    error_of,
+    gpus_to_lock,
+    judged,
+    twice,
+)
+from clusterrun.backends.hosts.locks import Lock, gpu_lock, take
+from clusterrun.backends.hosts.openssh import HINTS, Refusal, refusal_of, why
 from clusterrun.config.choices import Cluster, Device
 from clusterrun.errors import Exit
+from clusterrun.health.nvml import NvmlGpu
 from clusterrun.launch.plan import Plan
+from clusterrun.rundir.paths import RunPaths
+from clusterrun.rundir.record import current_user
 from clusterrun.shared.finding import Finding, Severity
 from tests.backends.builders import make_plan
+from tests.health.stand_in import stand_in
+from tests.patience import patience
 from tests.ports import free_port
 
-VERSIONS = {"clusterrun": "1.0", "torch": "2.6.0", "accelerate": "1.5"}
+VERSIONS = {"python": "3.11.2", "clusterrun": "1.0", "torch": "2.6.0", "accelerate": "1.5"}
+USED = "process 42 (python of ann, 3.0 GiB)"
 
 
 def plan(**more: Any) -> Plan:
@@ -25,13 +45,8 @@ def plan(**more: Any) -> Plan:
     return make_plan(Path("/r"), **{**fields, **more})
 
 
-def gpu(name: str, *processes: dict[str, Any], **more: Any) -> dict[str, Any]:
-    fields = {"name": name, "uuid": f"GPU-{name}", "problem": "", "model": "H100", "holder": None}
-    return {**fields, "processes": [*processes], "used": 0, "total": 1 << 36, **more}
-
-
-def process(command: str = "python", size: int = 3 << 30) -> dict[str, Any]:
-    return {"pid": 42, "user": "ann", "command": command, "bytes": size}
+def gpu(name: str, user: str = "", problem: str = "") -> dict[str, Any]:
+    return {"name": name, "uuid": f"GPU-{name}", "problem": problem, "user": user}
 
 
 def problems(*about: Any) -> list[Finding]:
@@ -43,7 +58,7 @@ def notes(*about: Any) -> list[Finding]:
 
 
 def host(**more: Any) -> dict[str, Any]:
-    found = {"python": "3.11.2", "executable": "/py", "versions": VERSIONS, "late": []}
+    found = {"executable": "/py", "versions": VERSIONS, "late": [], "ahead_s": 0.0}
     found |= {"missing": [], "checks": [], "sees_home": True}
     return {**found, "gpus": {"all": [gpu("0"), gpu("1")]}, **more}
 
@@ -58,19 +73,15 @@ CASES = [
     (host(gpus={"problem": "no driver", "all": []}), "host.gpus", "needed (no driver)"),
     (host(late=["gpus"], gpus={}), "host.gpus", "NVIDIA's driver does not answer"),
     (
-        host(gpus={"all": [gpu("0"), gpu("1", process())]}),
-        *("host.busy", "2 are needed: GPU 1: process 42 (python of ann, 3.0 GiB)"),
-    ),
-    (
-        host(gpus={"all": [gpu("0"), gpu("1", holder={"pid": 7, "user": "bob", "run": "lm/1"})]}),
-        *("host.busy", "GPU 1: run lm/1 of bob (process 7)"),
+        host(gpus={"all": [gpu("0"), gpu("1", USED)]}),
+        *("host.busy", f"2 are needed: GPU 1: {USED}"),
     ),
 ]
 
 
 def test_a_bad_host_is_named() -> None:
     for bad, name, words in CASES:
-        [found] = problems(plan(), {"h1": host(), "h2": bad, "h3": bad}, {})
+        [found] = problems(plan(), {"h1": host(), "h2": bad, "h3": bad})
         assert (found.nodes, found.id) == (("h2", "h3"), name)
         error = error_of([found])
         assert words in error.message
@@ -82,42 +93,44 @@ def test_a_bad_host_is_named() -> None:
 @pytest.mark.parametrize(
     ("other", "text"),
     [
-        ({"python": "3.12.1"}, "python: h2 has 3.12.1, the other 2 have 3.11.2"),
+        (
+            {"versions": {**VERSIONS, "python": "3.12.1"}},
+            "python: h2 has 3.12.1, the other 2 have 3.11.2",
+        ),
         ({"versions": {**VERSIONS, "clusterrun": "2"}}, "clusterrun: h2 has 2, "),
     ],
 )
 def test_hosts_with_different_versions_are_refused(other: dict[str, Any], text: str) -> None:
     late = host(versions={}, late=["versions"])
     facts = {"h1": host(), "h2": host(**other), "h3": host(), "h4": late}
-    [found] = problems(plan(), facts, {})
+    [found] = problems(plan(), facts)
     assert found.summary.startswith(f"h[1-3]: {text}")
     assert found.id == "host.packages"
 
 
 def test_clocks_far_apart_are_refused_and_others_noted() -> None:
-    facts = {"h1": host(), "h2": host()}
     for ahead_s, expected in ((-61, 1), (61, 1), (59, 0), (-2, 0)):
-        assert len(problems(plan(), facts, {"h2": ahead_s})) == expected
-        assert len(notes(plan(), facts, {"h2": ahead_s})) == 1 - expected
+        facts = {"h1": host(), "h2": host(ahead_s=ahead_s)}
+        assert len(problems(plan(), facts)) == expected
+        assert len(notes(plan(), facts)) == 1 - expected
 
 
 def test_what_does_no_harm_is_noted() -> None:
-    screen = process("Xorg", 100 << 20)
     mixed = {
-        "h1": host(gpus={"all": [gpu("0", screen), gpu("1")]}),
-        "h2": host(gpus={"all": [gpu("0", model="A100"), gpu("1", model="A100")]}),
+        "h1": host(),
+        "h2": host(),
         "h3": host(sees_home=False, gpus={"unknown": "nvidia-ml-py is not installed"}),
     }
-    assert problems(plan(), mixed, {}) == []
-    text = "\n".join(each.summary for each in notes(plan(), mixed, {}))
+    assert problems(plan(), mixed) == []
+    text = "\n".join(each.summary for each in notes(plan(), mixed))
     assert "h3: the run directory is not shared there" in text
     assert "h3: its GPUs are not checked" in text
 
 
 def test_free_gpus_are_chosen() -> None:
-    facts = host(gpus={"all": [gpu("0", process()), gpu("1"), gpu("2", problem="x"), gpu("3")]})
+    facts = host(gpus={"all": [gpu("0", USED), gpu("1"), gpu("2", problem="x"), gpu("3")]})
     assert gpus_to_lock(plan(), facts) == ["GPU-1", "GPU-3"]
-    assert problems(plan(), {"h1": facts}, {}) == []
+    assert problems(plan(), {"h1": facts}) == []
 
 
 def test_gpus_that_are_unknown_are_locked_by_number() -> None:
@@ -127,10 +140,9 @@ def test_gpus_that_are_unknown_are_locked_by_number() -> None:
 
 
 def test_a_lock_of_the_job_is_the_same_host_twice() -> None:
-    holder = Holder(pid=7, user="ann", run="lm/1", job="9", host="h1")
-    twice = error_of([busy("h2", job_lock("9"), holder, "9")])
-    assert (twice.message, twice.exit_code) == ("h2: the same machine as h1", Exit.USAGE)
-    other = busy("h2", gpu_lock("GPU-1"), holder, "10")
+    error = error_of([twice("h2", "h1")])
+    assert (error.message, error.exit_code) == ("h2: the same machine as h1", Exit.USAGE)
+    other = busy("h2", "GPU-1", "run lm/1 of ann (process 7)")
     assert other.summary == "h2: GPU GPU-1 is held by run lm/1 of ann (process 7)"
 
 
@@ -147,3 +159,150 @@ def test_a_port_is_reached_while_somebody_listens_and_named_if_not() -> None:
     problem = closed_port(["gpu2", "gpu3"], "gpu1", 20001, "timed out")
     assert problem.summary == "gpu[2-3]: port 20001 of gpu1 cannot be reached (timed out)"
     assert "network.port_range" in problem.fix
+
+
+# What a host answers before a run starts there
+
+
+def ask(tmp_path: Path, **more: object) -> dict[str, object]:
+    home = tmp_path / "runs" / "r1"
+    home.mkdir(parents=True, exist_ok=True)
+    return {
+        "home": str(home),
+        "nonce": "7",
+        "own_dir": str(home),
+        "paths": [],
+        "device": "cpu",
+        **more,
+    }
+
+
+def test_a_host_describes_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(courier, "SEEN_S", 0.1)
+    monkeypatch.setenv("SSH_CONNECTION", "10.0.0.9 4000 10.0.0.1 22")
+    script = tmp_path / "train.py"
+    wanted = ask(tmp_path, paths=[str(tmp_path), str(script)])
+    assert (gather(wanted)["sees_home"], gather(wanted)["missing"]) == (False, [])
+    RunPaths(root=tmp_path / "runs" / "r1").nonce("7").touch()
+    found = gather(wanted)
+    assert json.loads(json.dumps(found)) == found
+    assert (found["executable"], found["client"]) == (sys.executable, "10.0.0.9")
+    assert "clusterrun" in found["versions"]
+    assert abs(found["time"] - time.time()) < 60 * patience()
+    assert (found["missing"], found["sees_home"], found["late"]) == ([str(script)], True, [])
+    assert (found["checks"], found["gpus"]) == ([], {})
+
+
+def test_a_stuck_file_system_is_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(courier, "DEADLINE_S", 1.0)
+    monkeypatch.setattr(courier, "packages", lambda: time.sleep(30) or {})
+    assert "versions" in gather(ask(tmp_path))["late"]
+
+
+def test_gpus_name_the_processes_that_use_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(tmp_path / "lib", tmp_path / "says", monkeypatch).answer(gpu1_pid=os.getpid())
+    held = take(gpu_lock("GPU-a"), {"run": "lm/1"})
+    assert isinstance(held, Lock)
+    first, second = gather(ask(tmp_path, device="cuda"))["gpus"]["all"]
+    held.free()
+    assert (first["uuid"], first["user"]) == (
+        "GPU-a",
+        f"run lm/1 of {current_user()} (process {os.getpid()})",
+    )
+    assert re.fullmatch(
+        rf"process {os.getpid()} \(.+ of {current_user()}, \S+ \S+\)", second["user"]
+    )
+
+
+def test_a_screen_needs_little_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(courier, "_process", lambda _: ("ann", "Xorg"))
+    users = [
+        courier._user(NvmlGpu(name="0", uuid="GPU-s", pids=[7], held=[size]))
+        for size in (100 << 20, 3 << 30)
+    ]
+    assert users == ["", "process 7 (Xorg of ann, 3.0 GiB)"]
+
+
+# What OpenSSH writes when it refuses (9.2 and others), and what users read of it
+
+
+CHANGED = """\
+@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @
+Offending ED25519 key in /home/ann/.ssh/known_hosts:1
+  remove with:
+  ssh-keygen -f "/home/ann/.ssh/known_hosts" -R "gpu1"
+Host key for gpu1 has changed and you have requested strict checking.
+Host key verification failed.
+"""
+CLOSED = (
+    "kex_exchange_identification: Connection closed by remote host\n"
+    "Connection closed by UNKNOWN port 65535\n"
+)
+KEY_FILE = """\
+@         WARNING: UNPROTECTED PRIVATE KEY FILE!          @
+Permissions 0644 for '/home/ann/.ssh/id' are too open.
+Load key "/home/ann/.ssh/id": bad permissions
+ann@gpu1: Permission denied (publickey).
+"""
+SAID = [
+    (Refusal.CHANGED_KEY, 255, CHANGED),
+    (
+        *(Refusal.UNKNOWN_KEY, 255),
+        "No ED25519 host key is known for gpu1 and you have requested strict checking.\n"
+        "Host key verification failed.\n",
+    ),
+    (Refusal.KEY_FILE, 255, KEY_FILE),
+    (Refusal.CONFIGURATION, 255, "command-line: line 0: Bad configuration option: nosuch"),
+    (Refusal.CONFIGURATION, 255, "Bad owner or permissions on /home/ann/.ssh/config"),
+    (
+        *(Refusal.TOO_MANY_KEYS, 255),
+        "Received disconnect from 10.0.0.1 port 22:2: Too many authentication failures\n"
+        "Disconnected from 10.0.0.1 port 22\n",
+    ),
+    (Refusal.DENIED, 255, "ann@gpu1: Permission denied (publickey,password)."),
+    (
+        *(Refusal.UNKNOWN_HOST, 255),
+        "ssh: Could not resolve hostname gpu1: Name or service not known",
+    ),
+    (Refusal.UNKNOWN_HOST, 255, f"ssh: Could not resolve hostname jump: x\n{CLOSED}"),
+    (Refusal.REFUSED, 255, "ssh: connect to host gpu1 port 22: Connection refused"),
+    (Refusal.SILENT, 255, "ssh: connect to host gpu1 port 22: Connection timed out"),
+    (Refusal.SILENT, 255, "ssh: connect to host gpu1 port 22: No route to host"),
+    (Refusal.SILENT, 255, "Connection timed out during banner exchange"),
+    (Refusal.CLOSED, 255, CLOSED),
+    (Refusal.CLOSED, 255, "Timeout, server gpu1 not responding."),
+    (Refusal.OTHER, 255, "something new\nthat nobody knows\n"),
+    (Refusal.OTHER, 255, ""),
+    (Refusal.NO_PYTHON, 127, "bash: line 1: exec: python3.12: not found"),
+    (Refusal.NO_PYTHON, 127, "bash: line 1: /opt/py/bin/python: No such file or directory"),
+    (Refusal.NO_PYTHON, 126, "bash: line 1: /opt/py/bin/python: Permission denied"),
+    (Refusal.NO_CLUSTERRUN, 1, "/usr/bin/python3: No module named clusterrun"),
+    (Refusal.NO_CLUSTERRUN, 1, "Traceback (most recent call last):\nImportError: TypeAlias"),
+    (Refusal.SETUP, 122, "clusterrun: gpu1: setup line 1 failed with status 1: false"),
+    (Refusal.ENDED, 0, ""),
+    (Refusal.SILENT, -9, "Welcome to gpu1"),
+]
+
+
+def test_every_reason_is_named() -> None:
+    assert {refusal for refusal, _, _ in SAID} == {*Refusal} == {*HINTS}
+    for refusal, rc, stderr in SAID:
+        error = why("gpu1", rc, stderr)
+        assert refusal_of(rc, stderr) is refusal
+        assert error.message == f"gpu1: {refusal.value}"
+        assert error.exit_code is (Exit.UNREACHABLE if rc in (255, -9) else Exit.FAILED)
+        assert error.hint
+        assert "HOST" not in error.hint.replace("USER@", "")
+
+
+def test_the_last_line_is_quoted_as_plain_text() -> None:
+    assert why("gpu1", 255, "first\nlast \x1b[31mred\n\n").cause == "last  [31mred"
+
+
+def test_a_refusal_between_hosts_names_both() -> None:
+    error = why("gpu2", 255, "ann@gpu2: Permission denied (publickey).", first="gpu1")
+    assert error.message == "gpu1 cannot log in to gpu2: permission denied"
+    assert error.hint.startswith("on gpu1: copy your key with ssh-copy-id gpu2")
+    assert why("gpu2", 127, "", first="gpu1").message == "gpu2: Python was not found there"

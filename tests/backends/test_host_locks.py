@@ -74,14 +74,14 @@ def takes(name: str, at: float = 0.0) -> Deed:
 
     def deed() -> str:
         time.sleep(max(0.0, at - time.monotonic()))
-        kept.append(take(name, {"run": "lm/1", "job": "7"}))
+        kept.append(take(name, {"run": "lm/1"}))
         return "None" if isinstance(kept[0], Lock) else f"Held by {kept[0]}"
 
     return deed
 
 
 def taken_now(name: str, run: str = "other") -> Lock:
-    lock = take(name, {"run": run, "job": "8"})
+    lock = take(name, {"run": run})
     assert isinstance(lock, Lock)
     return lock
 
@@ -104,14 +104,12 @@ def left_by_a_killed_process(name: str) -> Path:
 def test_a_taken_lock_names_its_holder_until_that_ends(name: str) -> None:
     with somebody(takes(name)) as (pid, taken):
         assert taken() == "None"
-        named = take(name, {"run": "other", "job": "8"})
+        named = take(name, {"run": "other"})
         assert isinstance(named, Holder)
-        assert (named.pid, named.job) == (pid, "7")
+        assert named.pid == pid
         assert str(named) == f"run lm/1 of {current_user()} (process {pid})"
         os.kill(pid, signal.SIGKILL)
-    lock = taken_now(name)
-    for _ in range(2):
-        lock.free()
+    taken_now(name).free()
     assert holder_of(name) is None
 
 

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from clusterrun.backends.hosts import backend, homes
-from clusterrun.backends.hosts.openssh import Connection
-from clusterrun.backends.hosts.start import Frame, Pipe
-from clusterrun.backends.local import job_ids
+from clusterrun.backends.hosts.crew import Frame, Link, Pipe
+from clusterrun.backends.local.backend import last_number, remember_number
 from clusterrun.backends.status import JobStatus
 from clusterrun.errors import SubmissionError
 from clusterrun.rundir import create, known_roots, record
@@ -39,7 +38,7 @@ LINES = ("", "null", "[" * 200_000, '[{"a"', '"x"', "[{}]", "[]", "[null, null]"
 @pytest.fixture(name="runs")
 def _runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunsDir:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    job_ids.remember_number(9)
+    remember_number(9)
     return RunsDir(root=tmp_path / "a" / "runs")
 
 
@@ -84,7 +83,7 @@ def test_a_bad_answer_costs_one_row_and_changes_nothing(
     assert "gpu1" in str(first.error)
     assert {link.name: link.readlink() for link in runs.by_job.iterdir()} == before
     assert (record.read(mine.paths), record.read(here.paths)) == (mine, here)
-    assert job_ids.last_number(runs) == 9
+    assert last_number(runs) == 9
     assert not (runs.root.parents[1] / "precious").exists()
 
 
@@ -99,7 +98,7 @@ def test_a_host_names_new_jobs_of_its_run_and_no_other_runs(
     assert found.record == dataclasses.replace(made, **changed) == record.read(made.paths)
     named = {name: record.resolve_job(name, [runs]).run_id for name in ("H7", "H8", "H12")}
     assert named == {"H7": made.run_id, "H8": other.run_id, "H12": made.run_id}
-    assert job_ids.last_number(runs) == 12
+    assert last_number(runs) == 12
 
 
 def test_an_endless_answer_is_cut(monkeypatch: pytest.MonkeyPatch, runs: RunsDir) -> None:
@@ -127,7 +126,7 @@ REFUSED = ({"exit": 77}, {"message": 1}, {"hints": "x"}, {"message": None})
 def test_a_controller_that_answers_nonsense_is_refused(
     runs: RunsDir, answers: list[dict[str, Any]]
 ) -> None:
-    first = Connection(name="gpu1", argv=(), script=b"")
+    first = Link(name="gpu1", argv=(), script=b"")
     for each in answers:
         first.take(Frame(kind="answer", fields=each))
     plan = dataclasses.replace(make_plan(runs.root.parent), hosts=("gpu1",))

@@ -17,10 +17,9 @@ import psutil
 import pytest
 
 from clusterrun.backends.base import SchedulerJob
-from clusterrun.backends.local import backend, process
-from clusterrun.backends.local.backend import LocalBackend
+from clusterrun.backends.local import backend
+from clusterrun.backends.local.backend import LocalBackend, take_job_id
 from clusterrun.backends.local.controller import LocalStep
-from clusterrun.backends.local.job_ids import take_job_id
 from clusterrun.backends.select import submit_or_remove
 from clusterrun.config.choices import Device
 from clusterrun.errors import ClusterrunError, SubmissionError
@@ -217,9 +216,8 @@ def test_a_pid_that_belongs_to_another_program_is_left_alone(site: LocalSite) ->
     finally:
         bystander.kill()
         bystander.wait()
-        process.send_signal(
-            int(str(controller["pid"])), str(controller["identity"]), signal.SIGTERM
-        )
+        pid, identity = int(str(controller["pid"])), str(controller["identity"])
+        backend.Controlling(pid=pid, identity=identity).signal(signal.SIGTERM)
 
 
 GPUS: list[tuple[tuple[str, ...], str | None, list[str]]] = [

@@ -14,20 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterrun.backends.hosts import mirror
-from clusterrun.backends.hosts.mirror import Receiver, RefusedError
-from clusterrun.backends.hosts.start import Frame
+from clusterrun.backends.hosts.mirror import Receiver
+from clusterrun.errors import ClusterrunError
 from clusterrun.node.forward.logfile import NodeLog
 from clusterrun.node.forward.stamp import Piece
-from clusterrun.node.link.handshake import Realm
-from clusterrun.rundir.claims import take_attempt
+from clusterrun.rundir.attempt import read_attempt, take_attempt
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared import files
 
 NODE = "gpu2"
-
-
-def part(path: str, data: bytes = b"x", at: int = 0) -> Frame:
-    return Frame(kind="file", fields={"path": path, "at": at}, data=data)
 
 
 class Pair:
@@ -35,12 +30,11 @@ class Pair:
 
     def __init__(self, root: Path, attempts: int = 1) -> None:
         self.host, self.home = RunPaths(root=root / "host"), RunPaths(root=root / "home")
-        self.said: list[str] = []
         for paths in (self.host, self.home):
             for number in range(1, attempts + 1):
                 paths.attempt(number).mkdir(parents=True)
         self.shifts: dict[str, int] = {}
-        self.receiver = Receiver(root=self.home.root, node=NODE, say=self.said.append)
+        self.receiver = Receiver(root=self.home.root, node=NODE)
 
     def move(self, most: int | None = None) -> int:
         """Bring a batch home, or its first parts: the rest is lost with the link."""
@@ -49,7 +43,7 @@ class Pair:
         parts = mirror.news(self.host.root, **wanted, shifts=self.shifts)
         found = list(itertools.islice(parts, most))
         for path, at, data in found:
-            self.receiver.take(part(path, data, at))
+            self.receiver.take(path, at, data)
         return len(found)
 
     def finish(self) -> None:
@@ -141,7 +135,7 @@ def test_all_that_an_agent_writes_arrives_and_nothing_else(pair: Pair) -> None:
     for path in (*names(host, 1), *wholes(host, 1), host.status(1)):
         pair.append(path, path.name.encode())
     expected = copied(host.root)
-    others = (host.link_secret(1), host.owner(1), host.plan, host.outcome(1), host.request(1))
+    others = (host.attempt_record(1), host.plan, host.outcome(1), host.request(1))
     for path in (*others, host.checkpoints_dir / "step-1" / "model.pt", host.log(1, "gpu3")):
         pair.append(path, b"secret")
     pair.finish()
@@ -164,24 +158,26 @@ def test_a_file_that_has_become_shorter_goes_on_where_the_home_is(pair: Pair) ->
 
 HOSTILE = """../x /etc/x . job.json plan.json events/gpu3.jsonl logs/a1/gpu3.log logs/a01/gpu2.log
 logs/a0/gpu2.log logs/a1/../../x logs//a1/gpu2.log events/../events/gpu2.jsonl attempts/0/status
-attempts/1/link.secret attempts/1/owner attempts/7/status
+attempts/1/attempt.json attempts/7/status
 attempts/\u0661/status logs/a1/gpu2.log\0 checkpoints/step-1"""
 
 
 def test_a_host_can_write_nothing_but_its_own_files(pair: Pair) -> None:
     for path in ("", *HOSTILE.split()):
-        with pytest.raises(RefusedError, match="not its own"):
-            pair.receiver.take(part(path))
+        with pytest.raises(ClusterrunError, match="not its own"):
+            pair.receiver.take(path, 0, b"x")
     assert copied(pair.home.root.parent) == {}
 
 
-def test_what_can_not_be_written_is_said_once(pair: Pair) -> None:
+def test_what_can_not_be_written_is_said_once(
+    pair: Pair, capsys: pytest.CaptureFixture[str]
+) -> None:
     (pair.home.root / "logs").touch()
     for _ in range(2):
-        pair.receiver.take(part("logs/a1/gpu2.log"))
-    pair.receiver.take(part("events/gpu2.jsonl"))  # it may point into the log
+        pair.receiver.take("logs/a1/gpu2.log", 0, b"x")
+    pair.receiver.take("events/gpu2.jsonl", 0, b"x")  # it may point into the log
     assert copied(pair.home.root) == {"logs": b""}
-    assert len(pair.said) == 1
+    assert capsys.readouterr().err.count("cannot write") == 1
     assert pair.receiver.wants() is None
 
 
@@ -230,20 +226,12 @@ def test_a_bundle_is_what_a_host_needs(tmp_path: Path) -> None:
     take_attempt(paths, 1, "owner")
     for path, mode in ((paths.plan, 0o600), (paths.node_script, 0o700), (paths.record, 0o600)):
         files.write_whole(path, f"{path.name} \udcff", mode=mode)
-    secret = Realm(paths=paths, attempt=1).create_secret()
     host = RunPaths(root=tmp_path / "host" / "runs" / "train" / "1")
     for _ in range(2):
         mirror.write_bundle(host.root, mirror.bundle(paths))
-        assert set(copied(host.root)) == {"plan.json", "node.sh", "attempts/1/link.secret"}
+        assert set(copied(host.root)) == {"plan.json", "node.sh", "attempts/1/attempt.json"}
         assert host.plan.read_bytes() == paths.plan.read_bytes()
         assert os.access(host.node_script, os.X_OK)
         assert stat.S_IMODE(host.root.stat().st_mode) == 0o700
-        assert Realm(paths=host, attempt=1).create_secret() == secret
+        assert read_attempt(host, 1) == read_attempt(paths, 1)
     assert os.listdir(host.root.parent) == ["1"]
-
-
-def test_a_bundle_that_does_not_fit_leaves_nothing(tmp_path: Path) -> None:
-    root = tmp_path / "runs" / "train" / "1"
-    with pytest.raises(OSError, match="too long"):
-        mirror.write_bundle(root, [("plan.json", "{}", 0o600), ("x" * 300, "", 0o600)])
-    assert os.listdir(root.parent) == []

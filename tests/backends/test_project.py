@@ -10,15 +10,8 @@ from pathlib import Path
 import pytest
 
 from clusterrun.backends.hosts import project as module
-from clusterrun.backends.hosts.openssh import Connection
-from clusterrun.backends.hosts.project import (
-    Project,
-    check_paths,
-    find_project,
-    pack,
-    unpack,
-)
-from clusterrun.backends.hosts.start import Pipe
+from clusterrun.backends.hosts.crew import Link, Pipe
+from clusterrun.backends.hosts.project import Project, check_paths, find_project, pack, unpack
 from clusterrun.errors import ClusterrunError, UsageError
 
 
@@ -41,7 +34,6 @@ def _root(tmp_path: Path) -> Path:
 def packed(root: Path) -> io.BytesIO:
     stream = io.BytesIO()
     pack(find_project(root), stream)
-    stream.seek(0)
     return stream
 
 
@@ -150,7 +142,7 @@ def test_a_project_arrives_as_it_was_through_a_pipe(root: Path, tmp_path: Path) 
     wire = io.BytesIO()
     pipe = Pipe(wire, wire)
     with subprocess.Popen("true") as process:
-        first = Connection(name="gpu1", argv=(), script=b"", process=process)
+        first = Link(name="gpu1", argv=(), script=b"", process=process)
         first.pipe = pipe
         first.send_project(packed(root))
     wire.seek(0)

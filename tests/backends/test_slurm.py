@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +16,18 @@ from submitit.core import utils
 from clusterrun.backends.base import PerhapsSubmittedError, Submission
 from clusterrun.backends.select import submit_or_remove
 from clusterrun.backends.slurm import backend as slurm
-from clusterrun.backends.slurm.backend import SlurmBackend
+from clusterrun.backends.slurm import query
+from clusterrun.backends.slurm.backend import SlurmBackend, submit_successor
 from clusterrun.config.choices import Cluster
-from clusterrun.errors import (
-    ClusterrunError,
-    JobNotFoundError,
-    SchedulerUnreachableError,
-    SubmissionError,
-    UsageError,
-)
+from clusterrun.errors import ClusterrunError, JobNotFoundError, SubmissionError, UsageError
 from clusterrun.launch.plan import Directive, Plan
 from clusterrun.rundir import record
-from clusterrun.rundir.paths import RunPaths
+from clusterrun.rundir.paths import RunPaths, RunsDir
+from clusterrun.rundir.plan import read_plan
+from clusterrun.rundir.record import JobRecord
+from tests.patience import finished
 
-from .builders import make_bundle, make_plan, make_run
+from .builders import SUBMIT_SUCCESSOR, make_bundle, make_plan, make_run
 from .conftest import Stubs
 
 SINFO = """\
@@ -61,7 +62,8 @@ def submit(root: Path, backend: SlurmBackend | None = None, **changes: object) -
 def test_sbatch_gets_the_runs_own_script_and_what_differs_per_run(
     site: Stubs, tmp_path: Path
 ) -> None:
-    site.add("sbatch", "echo 53")
+    # Slurm makes no directory for the output.
+    site.add("sbatch", "output=${2#--output=}; [[ -d ${output%/*} ]] && echo 53")
     plan, paths = make(tmp_path, name="a %j name")
     assert submit_or_remove(SlurmBackend(), plan, paths) == Submission(job_id="53")
     assert site.calls("sbatch") == [
@@ -84,16 +86,6 @@ def test_the_id_is_read_past_what_plugins_print(site: Stubs, tmp_path: Path) -> 
         cluster = "tuxA" if "tuxA" in printed else None
         expected = Submission(job_id="53", slurm_cluster=cluster)
         assert submit_or_remove(SlurmBackend(), plan, paths) == expected
-
-
-def test_a_silent_submission_is_looked_for_on_its_own_cluster(site: Stubs, tmp_path: Path) -> None:
-    site.add("sbatch", f"echo '{TIMED_OUT}' >&2; exit 1")
-    plan, paths = make(tmp_path, directives=(Directive(name="clusters", value="tuxA"),))
-    found = f"echo '77|{paths.root}/job.sbatch {paths.root}'"
-    site.add("squeue", f"[[ $* == *--clusters=tuxA* ]] && {found}; exit 0")
-    assert submit_or_remove(SlurmBackend(), plan, paths) == Submission(
-        job_id="77", slurm_cluster="tuxA"
-    )
 
 
 # Environment
@@ -119,16 +111,21 @@ def test_what_would_leak_into_the_job_is_left_out(
     site: Stubs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.add("sbatch", "echo 53")
-    leaks = ["SLURM_CPU_BIND", "SLURM_JOB_ID", "SBATCH_PARTITION", "SRUN_DEBUG", "PMIX_RANK"]
-    leaks += ["PET_STANDALONE", "TORCHELASTIC_RUN_ID", "RANK", "MASTER_ADDR", "LOCAL_RANK"]
-    leaks += ["CUDA_VISIBLE_DEVICES", "CLUSTERRUN_LOCAL_JOB_ID"]
-    kept = ["SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "WANDB_MODE", "RANKS", "PETS"]
-    for name in [*leaks, *kept]:
+    leaks = {
+        *("SLURM_JOB_ID", "SLURM_CPU_BIND", "SLURM_MEM_PER_NODE", "SLURM_NTASKS", "SRUN_DEBUG"),
+        *("SBATCH_MEM_PER_NODE", "SBATCH_EXPORT", "SRUN_CPUS_PER_TASK", "SALLOC_PARTITION"),
+        *("SBATCH_PARTITION", "SLURMD_NODENAME", "PMI_RANK", "PMIX_RANK", "MASTER_ADDR"),
+        *("PET_RDZV_ENDPOINT", "PET_STANDALONE", "TORCHELASTIC_RUN_ID", "CLUSTERRUN_LOCAL_JOB_ID"),
+        *("MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
+        *("ROLE_RANK", "NODE_RANK", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
+    }
+    kept = {"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "WANDB_MODE", "RANKS", "PETS", "PATH"}
+    for name in (leaks | kept) - {"PATH"}:
         monkeypatch.setenv(name, "x")
     submit(tmp_path)
     seen = site.environ("sbatch").keys()
-    assert seen & set(leaks) == set()
-    assert set(kept) <= seen
+    assert seen & leaks == set()
+    assert kept <= seen
 
 
 # Refusals: the words are those of sbatch 22.05
@@ -171,28 +168,23 @@ def test_a_refusal_is_told_verbatim_with_hints_and_leaves_nothing(
 # Silence
 
 
-UNREACHED = "sbatch: error: Batch job submission failed: Unable to contact slurm controller"
 TIMED_OUT = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
 
 
-def test_a_controller_that_was_never_reached_has_no_job(site: Stubs, tmp_path: Path) -> None:
-    site.add("sbatch", f"echo '{UNREACHED}' >&2; exit 1")
-    with pytest.raises(SchedulerUnreachableError) as silent:
-        submit(tmp_path)
-    assert silent.value.cause == UNREACHED
-    assert len(site.calls("sbatch")) == 1
-    assert not (tmp_path / "runs").exists()
-
-
-def test_a_job_that_was_queued_in_silence_is_found_not_submitted_twice(
+def test_a_job_that_was_queued_in_silence_is_found_on_its_cluster_not_submitted_twice(
     site: Stubs, tmp_path: Path
 ) -> None:
     site.add("sbatch", f"echo '{TIMED_OUT}' >&2; exit 1")
-    plan, paths = make(tmp_path)
-    site.add("squeue", f"echo '77|{paths.root}/job.sbatch {paths.root}'")
-    assert submit_or_remove(SlurmBackend(), plan, paths).job_id == "77"
-    assert len(site.calls("sbatch")) == 1
-    assert paths.root.exists()
+    for calls, cluster in enumerate((None, "tuxA"), start=1):
+        directives = (Directive(name="clusters", value=cluster),) if cluster else ()
+        plan, paths = make(tmp_path, directives=directives)
+        found = f"echo '77|{paths.root}/job.sbatch {paths.root}'"
+        option = f"--clusters={cluster}" if cluster else ""
+        site.add("squeue", f"[[ $* == *{option}* ]] && {found}; exit 0")
+        expected = Submission(job_id="77", slurm_cluster=cluster)
+        assert submit_or_remove(SlurmBackend(), plan, paths) == expected
+        assert len(site.calls("sbatch")) == calls
+        assert paths.root.exists()
 
 
 def test_a_job_that_may_be_queued_keeps_its_directory(site: Stubs, tmp_path: Path) -> None:
@@ -210,17 +202,6 @@ def test_a_job_that_may_be_queued_keeps_its_directory(site: Stubs, tmp_path: Pat
         assert str(paths.root) in error.value.hints[1]
         assert paths.script.exists()
         assert len(site.calls("sbatch")) == number + 1
-
-
-def test_a_hanging_sbatch_is_not_run_again(
-    site: Stubs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(slurm, "SBATCH_TIMEOUT_S", 0.3)
-    site.add("sbatch", "/bin/sleep 60")
-    site.add("squeue")
-    with pytest.raises(SchedulerUnreachableError, match="may or may not be in the queue"):
-        submit(tmp_path)
-    assert len(site.calls("sbatch")) == 1
 
 
 def test_ctrl_c_while_sbatch_hangs_takes_the_job_back(site: Stubs, tmp_path: Path) -> None:
@@ -293,3 +274,113 @@ def test_what_the_first_job_waited_for_is_not_waited_for_again(site: Stubs, tmp_
         words = site.calls("sbatch")[-1]
         assert [word for word in words if word.startswith(("--dependency", "--begin"))] == options
         assert site.calls("scontrol") == [["scontrol", "release", "53"]] * released
+
+
+# The next job of a run, submitted from inside this one
+
+
+@pytest.fixture
+def login(stubs: Stubs) -> Stubs:
+    stubs.add("sbatch", "echo 53")
+    stubs.add("squeue")
+    stubs.add("scancel")
+    return stubs
+
+
+def run_of(root: Path, job_id: str = "52", **changes: object) -> JobRecord:
+    plan = make_plan(root, cluster=Cluster.SLURM, **changes)
+    paths = make_run(root, plan, make_bundle(plan))
+    record.write(record.new_record(plan, paths, argv=(), now=1.0))
+    return record.register_run(paths.root, {"SLURM_JOB_ID": job_id})
+
+
+def successor(made: JobRecord, *nodes: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return finished(
+        [sys.executable, "-c", SUBMIT_SUCCESSOR, made.run_dir, *nodes],
+        env={**os.environ, "SLURM_JOB_ID": "52", **env},
+    )
+
+
+def test_sbatch_gets_the_script_and_both_ids_lead_to_the_run(login: Stubs, tmp_path: Path) -> None:
+    made = run_of(tmp_path, pass_env=("SLURM_TOKEN",))
+    own = {"SLURM_NNODES": "7", "SBATCH_PARTITION": "low", "PET_A": "1"}
+    done = successor(made, SLURM_TOKEN="t", LANG="x", **own)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "53\n", "")
+    assert login.calls("sbatch") == [
+        [
+            *("sbatch", "--parsable", f"--output={made.paths.batch_output}"),
+            *(f"--chdir={tmp_path}", "--dependency=afterany:52"),
+            *(str(made.paths.script), made.run_dir),
+        ]
+    ]
+    seen = login.environ("sbatch")
+    assert {"SLURM_JOB_ID", *own} & seen.keys() == set()
+    assert (seen["SLURM_TOKEN"], seen["LANG"]) == ("t", "x")
+    now = record.read(made.paths)
+    assert (now.job_id, now.earlier_job_ids) == ("53", ("52",))
+    for job_id in ("52", "53"):
+        assert record.resolve_job(job_id, [made.runs_dir]).run_dir == made.run_dir
+
+
+def test_lost_nodes_join_those_of_the_plan_and_are_not_waited_for(
+    login: Stubs, tmp_path: Path
+) -> None:
+    made = run_of(tmp_path, directives=(Directive(name="exclude", value="node[4-5]"),))
+    successor(made, "node2", "node4")
+    (call,) = login.calls("sbatch")
+    assert "--exclude=node[2,4-5]" in call
+    assert not any(word.startswith("--dependency") for word in call)
+
+
+def test_a_refusal_is_one_line_and_changes_nothing(login: Stubs, tmp_path: Path) -> None:
+    made = run_of(tmp_path)
+    before = made.paths.record.read_bytes()
+    silent = "Unable to contact slurm controller"
+    for sbatch, said in (
+        ("echo 'sbatch: error: no' >&2; exit 1", "sbatch refused the job: sbatch: error: no"),
+        (f"echo 'sbatch: error: {silent}' >&2; exit 1", silent),
+        ("exit 0", "may or may not be in the queue"),
+    ):
+        login.add("sbatch", sbatch)
+        done = successor(made)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+        assert said in done.stderr
+        assert made.paths.record.read_bytes() == before
+        assert os.listdir(made.runs_dir.by_job) == ["52"]
+
+
+def test_a_job_that_cannot_be_recorded_is_taken_back(
+    login: Stubs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = run_of(tmp_path)
+    before = made.paths.record.read_bytes()
+    link = record.link_job
+
+    def full(runs_dir: RunsDir, job_id: str, paths: RunPaths) -> None:
+        if job_id == "53":
+            raise OSError("no space left on device")
+        link(runs_dir, job_id, paths)
+
+    monkeypatch.setattr(record, "link_job", full)
+    monkeypatch.setattr(query, "cached", lambda *_: {})
+    with pytest.raises(ClusterrunError, match=r"cannot write .*job\.json"):
+        submit_successor(made.paths.root, read_plan(made.paths), (), {"SLURM_JOB_ID": "52"})
+    assert login.calls("scancel") == [["scancel", "53"]]
+    assert made.paths.record.read_bytes() == before
+
+
+def test_in_a_chain_the_next_job_waits_already_until_all_are_used(
+    login: Stubs, tmp_path: Path
+) -> None:
+    login.add("scontrol")
+    made = dataclasses.replace(run_of(tmp_path), chain_length=3, chained_job_ids=())
+    record.write(made)
+    done = successor(made)
+    assert (done.returncode, login.calls("sbatch")) == (1, [])
+    assert done.stderr == "all 3 jobs of the chain are used\n"
+    record.write(dataclasses.replace(made, chained_job_ids=("60", "61")))
+    done = successor(made, "node2")
+    assert (done.returncode, done.stdout, login.calls("sbatch")) == (0, "60\n", [])
+    assert login.calls("scontrol") == [["scontrol", "update", "JobId=60", "ExcNodeList=node2"]]
+    now = record.read(made.paths)
+    assert (now.earlier_job_ids, now.job_id, now.chained_job_ids) == (("52",), "60", ("61",))

@@ -16,7 +16,7 @@ from clusterrun.backends.slurm.backend import CHAINED
 from clusterrun.backends.slurm.host import SlurmHost
 from clusterrun.errors import SchedulerUnreachableError
 from clusterrun.rundir import create
-from clusterrun.rundir.claims import take_attempt
+from clusterrun.rundir.attempt import take_attempt
 from clusterrun.rundir.outcome import write_end
 from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.shared import shell

@@ -19,7 +19,7 @@ from clusterrun.errors import ClusterrunError
 from clusterrun.rundir.paths import RunPaths
 from tests.launch.samples import on_slurm
 from tests.namespaces import small_disk
-from tests.patience import patience
+from tests.patience import finished, patience
 
 MODULE = f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages/weights.py"
 IMPORT = "-c 'import weights; print(weights.__file__)'"
@@ -66,9 +66,7 @@ class Node:
     def _bash(self, text: str) -> subprocess.CompletedProcess[str]:
         environ = {**os.environ, "SLURM_JOB_ID": self.job, "SLURMD_NODENAME": "n1"}
         argv = ["bash", "-c", text, "bash", str(self.run_dir / "stage.sh")]
-        return subprocess.run(
-            argv, env=environ, capture_output=True, text=True, timeout=60 * patience()
-        )
+        return finished(argv, env=environ)
 
     def copies(self) -> list[Path]:
         return [path for path in self.home.iterdir() if path.is_dir()]

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,22 +14,26 @@ from typing import Any
 
 import pytest
 
+from clusterrun.backends import select
 from clusterrun.backends.base import SchedulerJob
 from clusterrun.backends.evidence import UNHEARD, read_evidence
+from clusterrun.backends.local.backend import LocalBackend
+from clusterrun.backends.slurm.backend import SlurmBackend
 from clusterrun.backends.slurm.reasons import REASONS, explain
 from clusterrun.backends.status import JobStatus, statuses
 from clusterrun.config.choices import Cluster
 from clusterrun.errors import SchedulerUnreachableError
 from clusterrun.rundir import create, record
+from clusterrun.rundir.attempt import amend_attempt
 from clusterrun.rundir.events import FIRST_BYTES, LAST_BYTES
 from clusterrun.rundir.outcome import Cause, Next, Outcome, read_end, write_outcome
 from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.rundir.record import JobRecord
 from clusterrun.rundir.request import Reason, write_request
-from clusterrun.rundir.world import write_world
 from clusterrun.shared.state import JobState
+from tests.patience import patience
 
-from .builders import make_bundle, make_plan
+from .builders import make_bundle, make_plan, make_run
 
 T0 = 1_795_257_574.0
 
@@ -157,17 +162,24 @@ def test_a_silent_scheduler_is_told_and_files_still_speak(runs: RunsDir) -> None
 
 
 def test_a_job_that_nobody_knows_is_unknown_never_finished(runs: RunsDir) -> None:
-    found = status(make(runs), None)
-    assert (found.state, found.exit_code) == (JobState.UNKNOWN, None)
-    assert found.notes == ("the scheduler no longer knows this job",)
-
-
-def test_a_run_whose_submission_was_interrupted_is_not_asked_about(runs: RunsDir) -> None:
     scheduler = Scheduler()
-    (found,) = statuses([make(runs, "")], lambda _: scheduler)
-    assert found.state is JobState.UNKNOWN
-    assert "interrupted" in found.notes[0]
-    assert scheduler.asked == []
+    job, interrupted = statuses([make(runs), make(runs, "")], lambda _: scheduler)
+    assert (job.state, job.exit_code) == (JobState.UNKNOWN, None)
+    assert job.notes == ("the scheduler no longer knows this job",)
+    assert interrupted.state is JobState.UNKNOWN
+    assert "submission was interrupted" in interrupted.notes[0]
+    assert scheduler.asked == [["7"]]
+
+
+def test_jobs_of_one_scheduler_are_asked_about_together(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path)
+    here = record.new_record(plan, make_run(tmp_path, plan, make_bundle(plan)), argv=(), now=1)
+    assert select.backend_of(here) == LocalBackend(runs_dir=RunsDir(root=tmp_path / "runs"))
+    there = dataclasses.replace(here, cluster=Cluster.SLURM)
+    assert select.backend_of(there) == select.backend_of(dataclasses.replace(there, name="other"))
+    assert hash(select.backend_of(there)) == hash(SlurmBackend())
+    elsewhere = dataclasses.replace(there, slurm_cluster="tuxA")
+    assert select.backend_of(elsewhere) == SlurmBackend(slurm_cluster="tuxA")
 
 
 # Choosing between what files and scheduler say
@@ -226,19 +238,16 @@ def test_an_end_of_an_earlier_attempt_is_no_end(runs: RunsDir) -> None:
     assert status(made, said(JobState.RUNNING)).state is JobState.RUNNING
 
 
-def test_a_code_above_128_is_a_signal(runs: RunsDir) -> None:
+def test_a_code_above_128_is_a_signal_and_without_an_end_slurms_counts(runs: RunsDir) -> None:
     made = make(runs)
+    about = {"source": "sacct", "end": T0 + 9, "note": "accounting does not answer: x"}
+    found = status(made, said(JobState.FAILED, exit_code=0, exit_signal=9, **about))
+    assert found.notes == ("accounting does not answer: x",)
+    assert (found.exit_code, found.exit_signal, found.end) == (0, 9, T0 + 9)
     for code, number in ((0, None), (3, None), (137, 9), (124, None)):
         end(made.paths, "FAILED", code)
         found = status(made, None)
         assert (found.exit_code, found.exit_signal) == (code, number)
-
-
-def test_without_an_end_the_exit_status_is_slurms(runs: RunsDir) -> None:
-    about = {"source": "sacct", "end": T0 + 9, "note": "accounting does not answer: x"}
-    found = status(make(runs), said(JobState.FAILED, exit_code=0, exit_signal=9, **about))
-    assert found.notes == ("accounting does not answer: x",)
-    assert (found.exit_code, found.exit_signal, found.end) == (0, 9, T0 + 9)
 
 
 # Waiting
@@ -357,31 +366,27 @@ def test_a_running_job_whose_disk_is_full_says_what_waits(
         assert status(made, running).reason == f"{lacks}: {full}"
 
 
-def test_what_the_time_limit_ended_was_not_cancelled(runs: RunsDir) -> None:
+def test_the_state_corrects_how_an_attempt_is_said_to_have_ended(runs: RunsDir) -> None:
     made = make(runs)
-    ends(made, code=124, cause=Cause.CANCELLED, reason="cancelled")
-    for state, reason in ((JobState.TIMEOUT, "the time limit"), (JobState.CANCELLED, "cancelled")):
-        (attempt,) = status(made, said(state)).attempts
+    cancelled = {"code": 124, "cause": Cause.CANCELLED, "reason": "cancelled", "next": Next.STOP}
+    followed = {"next": Next.SUCCESSOR, "why": "n2 is lost"}
+    for ending, state, reason, then in (
+        (cancelled, said(JobState.TIMEOUT), "the time limit", Next.STOP),
+        (cancelled, said(JobState.CANCELLED), "cancelled", Next.STOP),
+        (followed, said(JobState.PENDING, reason="BeginTime"), "x", Next.REQUEUE),
+        (followed, said(JobState.COMPLETING), "x", Next.SUCCESSOR),
+    ):
+        ends(made, **ending)
+        (attempt,) = status(made, state).attempts
         assert attempt.outcome is not None
-        assert attempt.outcome.reason == reason
-
-
-def test_a_job_that_was_requeued_instead_of_followed_says_so(runs: RunsDir) -> None:
-    made = make(runs)
-    ends(made, next=Next.SUCCESSOR, why="n2 is lost")
-    (attempt,) = status(made, said(JobState.PENDING, reason="BeginTime")).attempts
-    assert attempt.outcome is not None
-    assert attempt.outcome.next is Next.REQUEUE
-    (attempt,) = status(made, said(JobState.COMPLETING)).attempts
-    assert attempt.outcome is not None
-    assert attempt.outcome.next is Next.SUCCESSOR
+        assert (attempt.outcome.reason, attempt.outcome.next) == (reason, then)
 
 
 def test_only_the_heads_events_are_read(runs: RunsDir) -> None:
     made = make(runs)
     for node in ("n1", "n2"):
         events(made.paths, node, {"type": "started", "host": node})
-    write_world(made.paths, 1, ["n2", "n1"], 1)
+    amend_attempt(made.paths, 1, nodes=("n2", "n1"), procs_per_node=1)
     with noted_opens() as opened:
         found = read_evidence(made.paths)
     assert found.nodes == ("n2", "n1")
@@ -414,3 +419,23 @@ def test_the_world_of_a_restarted_run_is_found_far_into_a_long_file(runs: RunsDi
     found = read_evidence(made.paths)
     assert (found.world_size, found.progress.step) == (8, many - 1)
     assert found.progress.rate_per_s == pytest.approx(1.0)
+
+
+def test_the_world_of_a_thousand_nodes_is_still_seen_after_many_steps(runs: RunsDir) -> None:
+    made, steps = make(runs), 10_000
+    nodes = [f"gpu-h100-rack{number // 32:02}-{number:04}" for number in range(1000)]
+    made.paths.attempt(1).mkdir(parents=True)
+    amend_attempt(made.paths, 1, nodes=tuple(nodes), procs_per_node=8)
+    begin: list[dict[str, Any]] = [
+        {"type": "started", "node_rank": 0, "nodes": nodes, "host": nodes[0]},
+        *({"type": "rank_start", "rank": rank, "host": nodes[0]} for rank in range(8)),
+        {"type": "world_ready", "world_size": 8000, "hosts": nodes},
+    ]
+    rows = ({"type": "step", "step": n, "total": 9999, "ts": T0 + n} for n in range(steps))
+    events(made.paths, nodes[0], *begin, *rows)
+    for node in nodes[1:]:
+        events(made.paths, node, {"type": "started", "host": node})
+    since = time.monotonic()
+    seen = read_evidence(made.paths)
+    assert (seen.world_size, len(seen.nodes), seen.progress.step) == (8000, 1000, steps - 1)
+    assert time.monotonic() - since < 5 * patience()

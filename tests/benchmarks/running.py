@@ -18,7 +18,5 @@ def sections_of(module: str, directory: Path, *argv: object) -> list[dict[str, A
     command = [sys.executable, "-m", f"benchmarks.{module}", *argv, "--results", results]
     subprocess.run(list(map(str, command)), cwd=ROOT, check=True, timeout=300 * patience())
     assert "| --- |" in results.with_suffix(".md").read_text()
-    sections: list[dict[str, Any]] = json.loads(results.with_suffix(".json").read_text())[
-        "sections"
-    ]
-    return sections
+    found: list[dict[str, Any]] = json.loads(results.with_suffix(".json").read_text())["sections"]
+    return found

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from benchmarks.diagnose import hang, score, subtraction
 from benchmarks.logs import corpus
 from benchmarks.logs.corpus import Corpus
 from clusterrun.node.forward.logfile import NodeLog
@@ -69,3 +72,89 @@ def test_all_that_others_do_not_suffer_from_can_be_measured(tmp_path: Path) -> N
     assert len(sections) == len(WITHOUT_ROOT) + 4
     burst = sections[-1]["rows"][0]  # type: ignore[index]  # JSON
     assert (burst["lost"], burst["twice"], burst["out_of_order"]) == (0, 0, 0)
+
+
+# Others
+
+
+@pytest.mark.long
+@pytest.mark.torch  # DeepSpeed's estimator imports it
+def test_each_command_is_measured_beside_the_floor(tmp_path: Path) -> None:
+    (section,) = sections_of("plan", tmp_path, "--runs", "1")
+    rows = {row["command"]: row["over the floor"] for row in section["rows"]}
+    assert rows.pop("python, nothing") == 1
+    assert set(rows) > {"plan", "plan --json", "plan --what-if strategy", "plan --recommend"}
+    assert rows.pop("DeepSpeed's ZeRO-3 estimator") > 24  # it imports torch
+    assert all(1 < ratio < 24 for ratio in rows.values()), rows
+
+
+@pytest.mark.long
+def test_every_way_of_reading_is_measured_and_written_down(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="the example needs the extra 'examples'")
+    options = ["--rows", "20", "--factors", "1", "--runs", "1"]
+    sections = sections_of("reader", tmp_path, "--dir", tmp_path, *options)
+    assert "| read_table |" in (tmp_path / "results.md").read_text()
+    assert [section["title"] for section in sections] == [
+        "Row groups of 1,000 rows",
+        "One row group",
+    ]
+    for section in sections:
+        ways = [row["way"] for row in section["rows"]]
+        assert ways == ["nothing", "stream", "iter_batches", "read_table"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["results.json", "results.md"]
+
+
+# The benchmark of diagnose: its score of a few logs, and that its measurement still runs
+
+
+LIMIT = "error: *** JOB 7 ON n1 CANCELLED AT 10:00 DUE TO TIME LIMIT ***\n"
+LOGS = {
+    "oom": ("cuda_oom", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n"),
+    "limit": ("slurm_time_limit", LIMIT),
+    "fine": ("benign_warning", "step 1 loss 2.5\n"),
+}
+
+
+def _written(root: Path, **logs: tuple[str, str]) -> Path:
+    for name, (cause, text) in logs.items():
+        (root / name).mkdir()
+        (root / name / "log.txt").write_text(text)
+        (root / name / "meta.json").write_text(json.dumps({"cause": cause}))
+    return root
+
+
+def test_right_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert score.run(_written(tmp_path, **LOGS), least=1.0) == 0
+    assert "right 3 (100%)  wrong 0 (0%)  silent 0 (0%)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("cause", "text", "least"),
+    [
+        pytest.param("cuda_oom", "ZeroDivisionError\n", 0.95, id="too few are right"),
+        pytest.param("benign_warning", LOGS["oom"][1], 0.0, id="a cause where nothing failed"),
+    ],
+)
+def test_wrong_answers(tmp_path: Path, cause: str, text: str, least: float) -> None:
+    assert score.run(_written(tmp_path, one=(cause, text)), least=least) == 1
+
+
+def test_subtraction_is_measured(tmp_path: Path) -> None:
+    subtraction.run(tmp_path / "results", most=12)
+    (section,) = json.loads((tmp_path / "results.json").read_text())["sections"]
+    both, failed_only, _ = section["rows"]
+    assert float(both["wrong with"][:-1]) < float(both["wrong without"][:-1])
+    assert failed_only["wrong with"] == failed_only["wrong without"]
+
+
+@pytest.mark.long
+def test_runs_of_many_ranks_are_measured(tmp_path: Path) -> None:
+    argv = ("scale", "--runs", "1", "--dir", tmp_path)
+    (section,) = sections_of("diagnose", tmp_path, *argv)
+    assert len(section["rows"]) == 4
+    assert all(row["peak_MB"] < 200 for row in section["rows"])
+    (run,) = (tmp_path / "runs" / "hang64").iterdir()
+    argv = [score.CLUSTERRUN, "diagnose", str(run), "--json"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    verdict = json.loads(done.stdout)["verdict"]
+    assert (verdict["class"], verdict["ranks"]) == ("hang_rank_missing", str(hang.LATE))

@@ -254,8 +254,8 @@ FAULTS = {
         ),
         Fault("link cut for good", lambda s: s.lose(s.other, s.cluster.cut), AGAIN),
         Fault("link cut for 20 s", timed(cut_for_a_while), AGAIN, attempts=None),
-        Fault("preempted", timed(preempt), (*LOW, "successor"), warned=True),
-        Fault("preempted, requeued", timed(preempt), (*LOW, "requeue"), warned=True),
+        Fault("preempted", timed(preempt), (*LOW, "successor"), steps=LONG, warned=True),
+        Fault("preempted, requeued", timed(preempt), (*LOW, "requeue"), steps=LONG, warned=True),
         Fault(
             "time limit",
             NOTHING,  # the warning before the limit is what hurts

@@ -88,7 +88,7 @@ class Training:
 
     def world(self, attempt: int) -> list[str]:
         """Name the nodes of an attempt, the head first."""
-        path = self.root / "attempts" / str(attempt) / "world.json"
+        path = self.root / "attempts" / str(attempt) / "attempt.json"
         nodes: list[str] = json.loads(path.read_text())["nodes"]
         return nodes
 

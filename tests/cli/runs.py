@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from clusterrun.rundir.attempt import amend_attempt
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.startup import ENDED_BY, Phase
 from clusterrun.rundir.usage import ActivityKind, Alert, AlertKind, GpuSample, Sample, to_line
-from clusterrun.rundir.world import write_world
 from tests.cli.conftest import CommandLine
 
 SQUEUE = "printf '%s\\n' "
@@ -45,9 +45,8 @@ def started(root: Path, ends: Mapping[Phase, float], attempt: int = 1) -> None:
     """Write what the head recorded of a start."""
     paths = RunPaths(root=root)
     paths.attempt(attempt).mkdir(parents=True, exist_ok=True)
-    write_world(paths, attempt, ["node17", "node18"], 4)
-    if Phase.PROLOG in ends:
-        paths.owner(attempt).write_text(f"4711\n0\n{ends[Phase.PROLOG]:.3f}\n")
+    known = {"nodes": ("node17", "node18"), "procs_per_node": 4}
+    amend_attempt(paths, attempt, owner="4711", taken_at=ends.get(Phase.PROLOG), **known)
     fields: dict[Phase, dict[str, Any]] = {
         Phase.SETUP: {"job_start": ends.get(Phase.QUEUE), "staged_at": ends.get(Phase.STAGE)},
         Phase.RENDEZVOUS: {

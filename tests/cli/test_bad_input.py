@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
 import shlex
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -47,7 +51,7 @@ def test_a_file_that_is_missing_is_named(here: CommandLine) -> None:
         (
             "src",
             "cannot read the script 'src': Is a directory",
-            "name a Python file that you can read",
+            "name a script that you can read",
         ),
         (
             "--config job.yaml train.py",
@@ -220,6 +224,7 @@ def test_slurm_that_cannot_be_reached(here: CommandLine) -> None:
         f"sbatch: error: {words}\n"
         "  hint: try again later; jobs that are already in the queue are not affected\n"
     )
+    assert here.asked("sbatch").count("--parsable") == 1
 
 
 def test_sbatch_that_does_not_answer_is_never_asked_twice(
@@ -239,14 +244,6 @@ def test_sbatch_that_does_not_answer_is_never_asked_twice(
         f"its run directory was kept: {run_dir}\n"
     )
     assert here.asked("sbatch").count("--parsable") == 1
-
-
-def test_sbatch_that_prints_no_job_id_is_no_success(here: CommandLine) -> None:
-    here.slurm("echo welcome")
-    said = here("submit", "train.py")
-    assert (said.code, said.out) == (5, "")
-    error = "sbatch printed no plain job id; the job may or may not be in the queue: welcome"
-    assert f"error: {error}\n  hint: look for it with 'squeue --me' before" in said.err
 
 
 def test_an_unknown_job_is_one_message(here: CommandLine) -> None:
@@ -352,3 +349,68 @@ def test_a_mistake_is_named(here: CommandLine) -> None:
     ):
         (here.path / "clusterrun.yaml").write_text(text)
         assert refused(here, *LOCAL).startswith(f"error: clusterrun.yaml:{error}\n")
+
+
+# Looking at a project of somebody else runs none of its code on the login node
+
+
+LOOKS = ("render", "submit --dry-run", "config validate")
+PROJECTS = (  # the configuration, and options
+    ("launch: {python: ./evilenv/bin/python}", ""),
+    ("launch: {setup: [{conda: ./evilenv}]}", ""),
+    ("launch: {setup: [{conda: ./evilenv}]}", "--setup export --python python"),
+    ("env: {PYTHONPATH: HERE/lib}", ""),
+    ("env: {PYTHONPATH: HERE/lib}", "--python ./mine"),
+)
+
+
+@pytest.fixture(name="ran")
+def _ran(here: CommandLine) -> Path:
+    """Make a project whose interpreter and modules write the file that is returned."""
+    marker = here.path.parent / "ran"
+    python = here.path / "evilenv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f"#!/bin/sh\necho python >> {marker}\n")
+    python.chmod(0o755)
+    (here.path / "evilenv/lib/python3.99/site-packages").mkdir(parents=True)
+    (here.path / "evilenv/conda-meta").mkdir()
+    for name in ("json", "sitecustomize", "lib/sitecustomize", "lib/json"):
+        (here.path / "lib").mkdir(exist_ok=True)
+        text = f"open({str(marker)!r}, 'a').write({name!r})\n"
+        (here.path / f"{name}.py").write_text(text)
+    here.slurm()
+    return marker
+
+
+def test_no_code_of_the_project_runs(here: CommandLine, ran: Path) -> None:
+    (here.path / "mine").symlink_to(sys.executable)
+    for command, (config, options) in itertools.product(LOOKS, PROJECTS):
+        text = f"script: train.py\n{config.replace('HERE', str(here.path))}\n"
+        (here.path / "clusterrun.yaml").write_text(text)
+        words = options.split() if not command.startswith("config") else []
+        assert "Traceback" not in here(*command.split(), *words).err
+        assert not ran.exists(), (command, config, options, ran.read_text())
+
+
+def test_the_users_own_choice_runs(here: CommandLine, ran: Path) -> None:
+    here("render", "--python", "./evilenv/bin/python", "train.py")
+    assert ran.read_text().startswith("python")
+    ran.unlink()
+    subprocess.run([sys.executable, "-c", "import json"], cwd=here.path, check=True)
+    assert ran.read_text() == "json"
+
+
+def test_submit_refuses_no_environment_whose_own_code_may_add_packages(
+    here: CommandLine, ran: Path
+) -> None:
+    text = "script: train.py\nlaunch: {setup: [{conda: ./evilenv}]}\n"
+    (here.path / "clusterrun.yaml").write_text(text)
+    said = here("submit", "--dry-run")
+    assert (said.code, "has no clusterrun, torch or accelerate" in said.err) == (2, True), said
+    pth = here.path / "evilenv/lib/python3.99/site-packages/shared.pth"
+    pth.write_text("import site; site.addsitedir('/shared/pkgs')\n")
+    said = here("submit", "--dry-run")
+    assert said.code != 2
+    assert "has no clusterrun" not in said.err
+    assert "note: the nodes run python from the environment that setup activates" in said.err
+    assert not ran.exists()

@@ -81,8 +81,7 @@ def test_the_ranks_are_asked_and_what_they_saved_is_said(here: CommandLine, cloc
 
 
 def test_a_save_of_the_scripts_own_is_not_taken_for_the_one_that_was_asked_for(
-    here: CommandLine,
-    clock: Clock,
+    here: CommandLine, clock: Clock
 ) -> None:
     root = at_work(here)
     clock.deeds += they_save(root, Cause.CANCELLED)

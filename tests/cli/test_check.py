@@ -7,7 +7,11 @@ from typing import Any
 
 import pytest
 
+from clusterrun.diagnosis.table import built_in
+from clusterrun.health.checks import pages
 from clusterrun.linting.rule import rules
+from clusterrun.verbs import doctor
+from tests.checkout import ROOT
 from tests.cli.conftest import CommandLine
 
 PORT = 'import os\nos.environ["MASTER_PORT"] = "29500"\n'
@@ -71,12 +75,6 @@ def test_nothing_is_claimed_of_a_size_that_nobody_gave(here: CommandLine) -> Non
     assert found == {"lightning-size", "fixed-world-size"}
 
 
-def test_a_setting_of_the_job_has_no_line(here: CommandLine) -> None:
-    said = here("check", *MANY, "train.py", "--save-dir", "/tmp/out")
-    assert said.code == 3
-    assert "  the job's settings: --save-dir /tmp/out is on" in said.out
-
-
 def _findings(said: Any) -> set[str]:
     return {each["id"] for each in json.loads(said.out)["findings"]}
 
@@ -91,9 +89,46 @@ def test_settings_and_files_of_the_job_are_read(here: CommandLine) -> None:
     assert _findings(here(*words)) == of_settings | {"missing-file"}
     (here.path / "gone.json").write_text("{}")
     assert _findings(here(*words)) == of_settings
+    said = here("check", *words[2:])  # a setting has no line
+    assert (said.code, "  the job's settings: --save-dir /tmp/out is on" in said.out) == (3, True)
 
 
 def test_without_a_script_it_names_itself(here: CommandLine) -> None:
     said = here("check", *MANY)
     assert said.code == 2
     assert "clusterrun check train.py" in said.err
+
+
+# `explain` has a page for each id
+
+
+def test_each_id_is_listed(here: CommandLine) -> None:
+    listed = [line.split()[0] for line in here("explain", "all").out.splitlines()[1:]]
+    assert listed == [*built_in(), *pages(), *rules()]
+    of_gpus = here("explain", "gpu.").out.splitlines()[1:]
+    assert [line.split()[0] for line in of_gpus] == [x for x in pages() if x.startswith("gpu.")]
+
+
+def test_the_page_of_a_check_is_whole(here: CommandLine) -> None:
+    page = pages()["node.shm"]
+    said = here("explain", "node.shm").out
+    texts = [page.looks_at, page.fails, page.notes, page.why, *page.fix, *doctor.places("node.shm")]
+    assert [text for text in texts if text not in " ".join(said.split())] == []
+    assert said in (ROOT / "docs" / "doctor.md").read_text()
+
+
+def test_an_id_of_each_kind_is_explained(here: CommandLine) -> None:
+    for name, title in (
+        ("cuda_oom", "A GPU ran out of memory."),
+        ("node.tmp", "looks at "),
+        ("fixed-port", "two jobs"),
+    ):
+        assert here("explain", name).out.startswith(f"{name}  {title}")
+        wrong = here("explain", f"{name}e")
+        assert (wrong.code, f"hint: use '{name}'" in wrong.err) == (2, True)
+    for verb in ("diagnose", "doctor", "check"):
+        said = here(verb, "--explain", "fixed-port")
+        assert (said.code, said.out) == (0, here("explain", "fixed-port").out)
+    wrong = here("explain", "nosuch")
+    assert wrong.code == 2
+    assert "hint: list the ids with: clusterrun explain all" in wrong.err

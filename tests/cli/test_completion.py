@@ -15,11 +15,11 @@ import pytest
 from click.shell_completion import CompletionItem, ShellComplete
 
 from clusterrun.cli.main import VERBS, group
-from clusterrun.config.keys import BY_KEY
+from clusterrun.config.spec import BY_KEY
 from clusterrun.rundir import record
 from tests.cli.conftest import CommandLine
 from tests.cli.runs import ended, submitted
-from tests.patience import patience
+from tests.patience import finished, patience
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +33,7 @@ def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def _run(argv: list[str], environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        argv, env=environ, capture_output=True, text=True, timeout=60 * patience(), check=False
-    )
+    return finished(argv, env=environ)
 
 
 def _bash_replies(environ: dict[str, str], *words: str) -> list[str]:
@@ -137,15 +135,12 @@ def test_a_broken_file_offers_nothing_and_prints_nothing(
     assert (said.out, said.err) == ("", "")
 
 
-def test_keys_are_offered(here: CommandLine) -> None:
+def test_keys_models_gpus_topics_and_scripts_are_offered(here: CommandLine) -> None:
     assert _offered("submit", "--set", "slurm.par") == ["slurm.partition="]
     assert "env." in _offered("submit", "--set", "e")
     assert len(_offered("submit", "--set", "")) == len(BY_KEY)
     assert _offered("config", "show", "slurm.part") == ["slurm.partition"]
     assert "slurm" in _offered("config", "show", "slu")
-
-
-def test_models_gpus_topics_and_scripts_are_offered(here: CommandLine) -> None:
     assert "llama-3.1-8b" in _offered("plan", "--model", "llama-3")
     assert _items("plan", "--model", "./conf")[0].type == "file"
     assert {"h100", "h100-80g"} <= set(_offered("plan", "--gpu", "H1"))

@@ -1,36 +1,23 @@
+"""`config`: what it shows, finds wrong, and prints for programs."""
+
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
-from clusterrun.cli.main import main
-
-
-@pytest.fixture(autouse=True)
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    directory = tmp_path / "project"
-    directory.mkdir()
-    monkeypatch.chdir(directory)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
-    monkeypatch.setenv("CLUSTERRUN_SITE_CONFIG", "/dev/null")
-    return directory
-
-
-Capture = pytest.CaptureFixture[str]
+from tests.cli.conftest import CommandLine
 
 
 def test_show_prints_the_table_of_values_and_origins(
-    project: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    here: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (project / "clusterrun.yaml").write_text("slurm:\n  partition: gpu\n")
+    (here.path / "clusterrun.yaml").write_text("slurm:\n  partition: gpu\n")
     monkeypatch.setenv("CLUSTERRUN_SLURM_ACCOUNT", "nlp")
     keys = ["slurm.partition", "slurm.time", "slurm.account", "cluster", "slurm.qos"]
-    assert main(["config", "show", "--origin", "-t", "1-0", *keys]) == 0
-    captured = capsys.readouterr()
-    assert captured.out == (
+    said = here("config", "show", "--origin", "-t", "1-0", *keys)
+    assert said.code == 0
+    assert said.out == (
         "KEY              VALUE       ORIGIN\n"
         "slurm.partition  gpu         ./clusterrun.yaml:2\n"
         "slurm.time       1-00:00:00  command line (--time)\n"
@@ -38,15 +25,12 @@ def test_show_prints_the_table_of_values_and_origins(
         "cluster          auto        built-in\n"
         "slurm.qos        -           built-in\n"
     )
-    assert captured.err == ""
+    assert said.err == ""
 
 
-def test_show_of_a_section_lists_its_keys_and_each_name_of_a_mapping(
-    project: Path, capsys: Capture
-) -> None:
-    (project / "clusterrun.yaml").write_text("env:\n  B: 'x\ty'\n  A: ''\n")
-    assert main(["config", "show", "env", "network"]) == 0
-    assert capsys.readouterr().out == (
+def test_show_of_a_section_lists_its_keys_and_each_name_of_a_mapping(here: CommandLine) -> None:
+    (here.path / "clusterrun.yaml").write_text("env:\n  B: 'x\ty'\n  A: ''\n")
+    assert here("config", "show", "env", "network").out == (
         "KEY                 VALUE\n"
         'env.A               ""\n'
         "env.B               x\\ty\n"
@@ -56,16 +40,14 @@ def test_show_of_a_section_lists_its_keys_and_each_name_of_a_mapping(
     )
 
 
-def test_show_in_json_keeps_types_and_nothing_else_is_on_stdout(
-    project: Path, capsys: Capture
-) -> None:
-    (project / "clusterrun.yaml").write_text(
+def test_show_in_json_keeps_types_and_nothing_else_is_on_stdout(here: CommandLine) -> None:
+    (here.path / "clusterrun.yaml").write_text(
         "profile: a\nprofiles: {a: {slurm: {time: 90, nodes: 2}, env: {NCCL_TIMEOUT: 60}}}\n"
     )
     keys = ["slurm.time", "slurm.nodes", "slurm.hold", "slurm.qos", "launch.setup"]
-    assert main(["config", "show", "--json", *keys]) == 0
-    captured = capsys.readouterr()
-    data = json.loads(captured.out)
+    said = here("config", "show", "--json", *keys)
+    assert said.code == 0
+    data = json.loads(said.out)
     assert data["schema"] == "clusterrun.config-show/1"
     assert (data["profile"], data["files"]) == ("a", ["clusterrun.yaml", "/dev/null"])
     assert [(row["key"], row["value"]) for row in data["values"]] == [
@@ -77,12 +59,12 @@ def test_show_in_json_keeps_types_and_nothing_else_is_on_stdout(
     ]
     assert data["values"][0]["origin"] == "./clusterrun.yaml:2 (profile a)"
     assert "used as launch.timeout" in data["warnings"][0]
-    assert captured.err.startswith("warning: neither NCCL nor torch reads NCCL_TIMEOUT")
+    assert said.err.startswith("warning: neither NCCL nor torch reads NCCL_TIMEOUT")
 
 
-def test_a_mistake_is_named(project: Path, capsys: Capture) -> None:
-    (project / "clusterrun.yaml").write_text("\n" * 8 + "slurm: {gpus_per_nodes: 4}\n")
-    for line, said in (
+def test_a_mistake_is_named(here: CommandLine) -> None:
+    (here.path / "clusterrun.yaml").write_text("\n" * 8 + "slurm: {gpus_per_nodes: 4}\n")
+    for line, error in (
         (
             "show",
             "error: clusterrun.yaml:9:9: unknown key 'gpus_per_nodes' in section [slurm]\n"
@@ -100,10 +82,9 @@ def test_a_mistake_is_named(project: Path, capsys: Capture) -> None:
         ("shwo", "error: no such command 'shwo'. Did you mean 'show'?"),
         ("", "Usage: clusterrun config [OPTIONS] [COMMAND] [ARGS]...\n"),
     ):
-        assert main(["config", *line.split()]) == 2
-        captured = capsys.readouterr()
-        assert (captured.out, captured.err[: len(said)]) == ("", said)
-        (project / "clusterrun.yaml").write_text("")
+        said = here("config", *line.split())
+        assert (said.code, said.out, said.err[: len(error)]) == (2, "", error)
+        (here.path / "clusterrun.yaml").write_text("")
 
 
 @pytest.mark.parametrize(
@@ -141,36 +122,51 @@ def test_a_mistake_is_named(project: Path, capsys: Capture) -> None:
     ],
 )
 def test_validate_finds_what_submit_would_refuse(
-    project: Path, capsys: Capture, text: str, words: str, status: int, messages: list[str]
+    here: CommandLine, text: str, words: str, status: int, messages: list[str]
 ) -> None:
-    (project / "train.py").touch()
-    (project / "bad.py").write_text("print(1)\nprint(\n")
-    (project / "job.yaml").write_text("slurm: {nodes: 2}\n")
-    (project / "clusterrun.yaml").write_text(text)
-    assert main(["config", "validate", *words.split()]) == status
-    captured = capsys.readouterr()
-    assert [each for each in messages if each not in captured.err] == []
+    (here.path / "bad.py").write_text("print(1)\nprint(\n")
+    (here.path / "job.yaml").write_text("slurm: {nodes: 2}\n")
+    (here.path / "clusterrun.yaml").write_text(text)
+    said = here("config", "validate", *words.split())
+    assert said.code == status
+    assert [each for each in messages if each not in said.err] == []
     wrong = [each for each in messages if not each.startswith("warning")]
-    assert captured.err.count("error: ") == len(wrong)
+    assert said.err.count("error: ") == len(wrong)
 
 
-def test_validate_in_json(project: Path, capsys: Capture) -> None:
-    (project / "clusterrun.yaml").write_text("slurm: {nodes: x}\n")
-    assert main(["config", "validate", "--json"]) == 2
-    captured = capsys.readouterr()
-    assert json.loads(captured.out) == {
+def test_validate_in_json(here: CommandLine) -> None:
+    file = here.path / "clusterrun.yaml"
+    file.write_text("slurm: {nodes: x}\nlogs:\n  spool: 1 zb\n  max_lines: 5\n")
+    said = here("config", "validate", "--json")
+    assert said.code == 2
+    found = json.loads(said.out)
+    errors = [(each["message"], each["where"], each["hint"]) for each in found.pop("errors")]
+    assert found == {
         "schema": "clusterrun.config-validate/1",
         "valid": False,
         "files": ["clusterrun.yaml", "/dev/null"],
-        "errors": [
-            {
-                "message": "slurm.nodes must be a whole number, not 'x'",
-                "where": "clusterrun.yaml:1:16",
-                "hint": "write a number, e.g. 4",
-            }
-        ],
         "warnings": [],
     }
-    assert captured.err.startswith(
-        "error: clusterrun.yaml:1:16: slurm.nodes must be a whole number"
-    )
+    sizes, unknown = "4096 (bytes), 64KiB, 200M or 1GiB", "unknown key 'max_lines' in section"
+    at = "clusterrun.yaml:1:16"
+    assert errors == [
+        ("slurm.nodes must be a whole number, not 'x'", at, "write a number, e.g. 4"),
+        ("'1 zb' is not a size", "clusterrun.yaml:3:10", f"write {sizes}"),
+        (f"{unknown} [logs]", "clusterrun.yaml:4:3", "use 'max_lines_per_s'"),
+    ]
+    assert said.err.startswith(f"error: {at}: slurm.nodes must be a whole number")
+
+
+def test_each_setting_of_logs_reaches_the_plan(
+    here: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def planned(*args: str) -> list[int]:
+        said = here("render", "--json", "--cluster", "local", *args, "train.py")
+        plan = json.loads(json.loads(said.out)["files"]["plan.json"])
+        return [plan[f"log_{name}"] for name in ("spool_bytes", "lines_per_s")]
+
+    assert planned() == [1 << 30, 0]
+    (here.path / "clusterrun.yaml").write_text("logs: {spool: 2GiB, max_lines_per_s: 500}\n")
+    assert planned() == [2 << 30, 500]
+    monkeypatch.setenv("CLUSTERRUN_LOGS_SPOOL", "7")
+    assert planned("--set", "logs.max_lines_per_s=9") == [7, 9]

@@ -14,9 +14,9 @@ import pytest
 from clusterrun.backends import status
 from clusterrun.errors import ClusterrunError
 from clusterrun.rundir import record
+from clusterrun.rundir.attempt import AttemptRecord, amend_attempt, read_attempt
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.startup import Phase
-from clusterrun.rundir.world import ranks_by_node, read_world
 from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import checkpoint, outcome
 from tests.cli.runs import ended, events, started, submitted
@@ -28,10 +28,10 @@ VALUES: tuple[Any, ...] = (
     *(None, True, -1, 10**30, 1e300, float("nan"), "x", "../" * 9, "\x1b]0;x\x07", "9" * 40),
     *([], {}, [None], {"a": {}}),
 )
-RECORDS = ("job.json", "end.json", "attempts/1/outcome.json", "attempts/1/world.json")
+RECORDS = ("job.json", "end.json", "attempts/1/outcome.json", "attempts/1/attempt.json")
 OTHERS = ("controller.json", "plan.json", "events/node17.jsonl")
 FORMS = 20  # what may become of any file; wrong values follow
-PLAIN = ("resolved.yaml", "logs/a1/node17.log", "slurm/batch.out", "attempts/1/owner")
+PLAIN = ("resolved.yaml", "logs/a1/node17.log", "slurm/batch.out")
 
 
 def finished(here: CommandLine, job_id: str) -> Path:
@@ -41,7 +41,7 @@ def finished(here: CommandLine, job_id: str) -> Path:
     for number in (1, 2):
         outcome(root, number, job_id=job_id)
         started(root, {phase: 1000.0 + at for at, phase in enumerate(Phase)}, number)
-        paths.owner(number).write_text("4711\n0\n1000.000\n")
+        amend_attempt(paths, number, owner="4711", taken_at=1000.0)
     events(root, {"type": "started", "host": "node17"}, {"type": "step", "step": 3, "total": 9})
     checkpoint(root, 100)
     paths.controller.write_text(CONTROLLER)
@@ -122,7 +122,7 @@ def test_a_damaged_file_costs_one_row(here: CommandLine, name: str) -> None:
     assert row(here, "4712")["damaged"] == []
 
 
-@pytest.mark.parametrize("name", [*RECORDS[:3], "attempts/2/world.json"])
+@pytest.mark.parametrize("name", [*RECORDS[:3], "attempts/2/attempt.json"])
 def test_a_damaged_record_is_named(here: CommandLine, name: str) -> None:
     finished(here, "4711")
     root = finished(here, "4712")
@@ -138,9 +138,9 @@ def test_a_damaged_record_is_named(here: CommandLine, name: str) -> None:
 )
 def test_a_world_of_others_names_no_path_and_no_endless_ranks(here: CommandLine, text: str) -> None:
     paths = RunPaths(root=finished(here, "4711"))
-    paths.world(2).write_text(f'{{"schema": "clusterrun.world/1", "nodes": {text}}}')
-    assert (read_world(paths, 2), ranks_by_node(paths, 2)) == ((), {})
-    assert "damaged: attempts/2/world.json" in here("status", "4711").err
+    paths.attempt_record(2).write_text(f'{{"nodes": {text}}}')
+    assert read_attempt(paths, 2) == AttemptRecord()
+    assert "damaged: attempts/2/attempt.json" in here("status", "4711").err
 
 
 def test_a_fault_of_ours_costs_one_row_and_keeps_its_traceback(

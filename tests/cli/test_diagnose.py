@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from clusterrun.diagnosis import table
-from clusterrun.diagnosis.kinds import Doubt, Suspicion
-from clusterrun.logformat.notes import ChangedCheck, Memory, Note, NoteSource
-from clusterrun.rundir.claims import take_attempt
+from clusterrun.diagnosis.kinds import ChangedCheck, Doubt, Memory, Note, NoteSource, Suspicion
+from clusterrun.rundir.attempt import take_attempt
 from clusterrun.rundir.known_roots import state_dir
 from clusterrun.rundir.outcome import Cause, Reason
 from clusterrun.rundir.paths import RunPaths
@@ -56,16 +55,9 @@ def test_a_log_of_any_job(here: CommandLine) -> None:
     done = here("diagnose", "--log", "job.log")
     assert done.code == 3
     assert f"$ clusterrun diagnose --log job.log\n{done.out}```" in PAGE.read_text()
-
-
-def test_a_file_is_no_job(here: CommandLine) -> None:
-    (here.path / "job.log").write_text(LOG)
     done = here("diagnose", "job.log")
     assert done.code == 4
     assert done.err.endswith("  hint: to diagnose a file: clusterrun diagnose --log job.log\n")
-
-
-def test_a_log_without_a_failure(here: CommandLine) -> None:
     (here.path / "job.log").write_text("step 1 loss 2.5\n")
     done = here("diagnose", "--log", "job.log")
     assert (done.code, done.out) == (0, "signs      no cause found in 1 line\n")
@@ -100,18 +92,13 @@ def test_what_cannot_be_diagnosed(here: CommandLine, words: tuple[str, ...], wro
     assert wrong in done.err
 
 
-def test_a_job_that_completed_has_no_cause(here: CommandLine) -> None:
+def test_a_job_that_completed_has_no_cause_and_may_be_suspect(here: CommandLine) -> None:
     root = over(here, 0, "COMPLETED")
     outcome(root, cause=Cause.COMPLETED, code=0)
-    (root / "slurm").mkdir(exist_ok=True)
     (root / "slurm" / "batch.out").write_text("CUDA out of memory. Tried to allocate 2 GiB\n")
     done = here("diagnose")
     assert done.code == 0
     assert "nothing failed: the job completed" in done.out
-
-
-def test_a_job_that_trained_nothing_is_suspect(here: CommandLine) -> None:
-    root = over(here, 0, "COMPLETED")
     outcome(root, cause=Cause.COMPLETED, code=0, suspicions=(DOUBT,))
     done = here("diagnose")
     assert done.code == 0
@@ -122,7 +109,6 @@ def test_a_job_that_trained_nothing_is_suspect(here: CommandLine) -> None:
 def test_a_job_that_ended_before_its_first_attempt_has_a_reason(here: CommandLine) -> None:
     root = over(here, 2)
     (root / "attempts" / "1").rmdir()
-    (root / "slurm").mkdir(exist_ok=True)
     (root / "slurm" / "batch.out").write_text("clusterrun: n1: the job has 1 node\n")
     done = here("diagnose")
     assert (done.code, "failed     exit 2: n1: the job has 1 node\n" in done.out) == (3, True)
@@ -264,11 +250,20 @@ def test_what_an_earlier_run_printed_when_it_went_well_is_no_cause(here: Command
         assert (text in here("diagnose", "4711").out) == bool(left_out)
 
 
-def test_a_loss_that_became_nan_explains_a_silent_exit(here: CommandLine) -> None:
+def test_the_log_says_more_than_the_agents(here: CommandLine) -> None:
     root = over(here)
-    noted(root, rank="\n".join(f"step {n} loss {'nan' if n > 3 else 2 / n}" for n in range(1, 7)))
-    outcome(root, cause=Cause.EXIT, code=1, rank=0, node="node17", message="exited with status 1")
-    assert answered(here)["verdict"]["class"] == "loss_nan"
+    losses = "\n".join(f"step {n} loss {'nan' if n > 3 else 2 / n}" for n in range(1, 7))
+    text = "OSError: [Errno 98] Address already in use"
+    frame = '  File "port.py", line 16, in main\n    s.bind(("127.0.0.1", 29555))'
+    raised = f"Traceback (most recent call last):\n{frame}\n{text}"
+    for printed, ending, message, name, frames in (
+        (losses, Cause.EXIT, "exited with status 1", "loss_nan", 0),
+        (raised, Cause.EXCEPTION, text, "user_code_exception", 1),
+    ):
+        noted(root, rank=printed)
+        outcome(root, cause=ending, code=1, rank=0, node="node17", message=message)
+        verdict = answered(here)["verdict"]
+        assert (verdict["class"], len(verdict["frames"])) == (name, frames)
 
 
 def test_an_error_of_the_launcher_is_not_one_of_the_script(here: CommandLine) -> None:
@@ -279,16 +274,6 @@ def test_an_error_of_the_launcher_is_not_one_of_the_script(here: CommandLine) ->
         file.write_text(file.read_text().replace(" 0 e ", " - l "))
     outcome(root, cause=Cause.LAUNCHER, code=1, node="node17", message="the launcher exited")
     assert answered(here)["verdict"]["class"] == "launcher_failed"
-
-
-def test_the_log_says_more_than_the_agents_about_an_exception(here: CommandLine) -> None:
-    root = over(here)
-    text = "OSError: [Errno 98] Address already in use"
-    frame = '  File "port.py", line 16, in main\n    s.bind(("127.0.0.1", 29555))'
-    noted(root, rank=f"Traceback (most recent call last):\n{frame}\n{text}")
-    outcome(root, cause=Cause.EXCEPTION, code=1, rank=0, node="node17", message=text)
-    verdict = answered(here)["verdict"]
-    assert (verdict["class"], len(verdict["frames"])) == ("user_code_exception", 1)
 
 
 def test_without_slurm_the_logs_still_answer(here: CommandLine) -> None:
@@ -327,7 +312,13 @@ def test_a_bundle_has_the_evidence_and_no_secret(
     packed = _packed(here.path / "help.tgz")
     assert json.loads(packed["diagnosis.json"])["verdict"]["class"] == "host_oom"
     assert packed["logs/a1/node18.err"].startswith("login [MY_ACCESS] [redacted] http://[redacted]")
-    assert {"resolved.yaml", "plan.json", "job.json", "attempts/1/outcome.json"} <= packed.keys()
+    assert {
+        "resolved.yaml",
+        "plan.json",
+        "job.json",
+        "attempts/1/outcome.json",
+        "attempts/1/attempt.json",
+    } <= packed.keys()
     everything = "".join(packed.values())
     assert "0.0001" in everything
     for secret in ("correct-horse-battery", token, "pass1", "zzzz9", "gold1234"):

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from clusterrun.backends import cache, interpreters, machine_facts
+from clusterrun.backends import interpreters, machine_facts
+from clusterrun.backends.slurm import query
 from clusterrun.health import paths, toolchain
 from clusterrun.health.checks import pages
 from clusterrun.launch.facts import Interpreter
@@ -30,7 +31,7 @@ Found = dict[str, dict[str, Any]]
 
 def look(here: CommandLine, *args: str) -> Found:
     """Return the checks by id; the exit status must fit them."""
-    cache.forget()
+    query.forget()
     said = here("doctor", "--json", *args)
     found = {each["id"]: each for each in json.loads(said.out)["checks"]}
     assert said.code == (3 if any(each["status"] == "fail" for each in found.values()) else 0)
@@ -61,7 +62,7 @@ def _well(here: CommandLine, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
     here.program("nvcc", "echo 'Cuda compilation tools, release 12.4, V12.4.131'")
     here.program("c++", "exit 0")
     monkeypatch.setattr(toolchain, "cuda_of_torch", lambda *_: "12.4")
-    monkeypatch.setattr(toolchain, "lacks", lambda *_: False)
+    monkeypatch.setattr(toolchain, "versions_in", lambda _, names: dict.fromkeys(names, "1"))
     monkeypatch.setattr(toolchain, "TOOLKIT", Path("/nowhere"))
     monkeypatch.setattr(paths, "PLACES_OF_ONE_MACHINE", ())  # tests run in /tmp
     for name in doctor.scrubbed({}).keys() ^ os.environ.keys():
@@ -136,7 +137,8 @@ def package(**versions: str) -> Break:
 
 
 def lacking(package: str) -> Break:
-    return lambda _, patch: patch.setattr(toolchain, "lacks", lambda _, name: name == package)
+    found = lambda _, names: dict.fromkeys({*names} - {package}, "1") | {package: ""}  # noqa: E731
+    return lambda _, patch: patch.setattr(toolchain, "versions_in", found)
 
 
 def text_of(path: str, text: str) -> Break:
@@ -281,8 +283,6 @@ def test_what_another_interpreter_lacks(tmp_path: Path) -> None:
     known = {"torch": "2.6.0+cu124"}
     found = Interpreter("/p", (3, 8), known, is_known=True, places=(str(tmp_path),))
     assert toolchain.cuda_of_torch(found.places, known["torch"]) == "12.6"
-    assert [toolchain.lacks(found, name) for name in ("torch", "ninja")] == [False, True]
-    assert toolchain.lacks(Interpreter(), "ninja") is None
 
 
 def test_what_does_not_answer_is_left_behind(

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.cli.test_doctor import Found, changed
-from tests.patience import patience
+from tests.patience import finished
 
 UNSHARE = (
     *("unshare", "--map-root-user", "--mount", "--net", "--uts"),
@@ -63,14 +63,10 @@ class Machine:
         setup: Callable[[], object] | None = None,
     ) -> Found:
         """Return what doctor finds after some lines of bash, started by the command `under`."""
-        done = subprocess.run(
+        done = finished(
             [*UNSHARE, "bash", "-c", f'{HEALTHY}{broken}\nexec "$@"', "bash", *under, *DOCTOR],
             cwd=self.path,
             env=self.environ,
-            capture_output=True,
-            text=True,
-            timeout=60 * patience(),
-            check=False,
             preexec_fn=setup,
         )
         assert done.returncode in (0, 3), done.stderr

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import stat
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from clusterrun.config.choices import Cluster
 from clusterrun.config.spec import JobSpec
 from clusterrun.errors import ClusterrunError, UsageError
 from tests.health.stand_in import stand_in
+from tests.patience import finished
 
 ROOT = Path(__file__).resolve().parents[2]
 TWO = {"0": "GPU-aa11", "1": "GPU-bb22"}
@@ -65,9 +65,7 @@ def test_a_divided_gpu_counts_as_its_slices(
         ({"init": -18}, {}),
     ):
         driver.answer(**says)
-        done = subprocess.run(
-            [sys.executable, "-c", line], capture_output=True, text=True, check=True, cwd=ROOT
-        )
+        done = finished([sys.executable, "-c", line], check=True, cwd=ROOT)
         assert done.stdout == f"{found}\n"
 
 
@@ -101,25 +99,20 @@ def test_facts_are_absolute_and_hold_the_users_files(tmp_path: Path) -> None:
     assert found.local_cpus == len(os.sched_getaffinity(0))
 
 
-def test_a_missing_file_of_the_users_is_named(tmp_path: Path) -> None:
-    (tmp_path / "dsz.json").touch()
-    spec = JobSpec(script="t.py", cluster=Cluster.SLURM, deepspeed_config="ds.json")
-    with pytest.raises(UsageError) as raised:
-        gather_facts(spec, cwd=tmp_path, environ={})
-    assert raised.value.message == "the DeepSpeed configuration 'ds.json' does not exist"
-    assert raised.value.hint == "did you mean 'dsz.json'?"
-
-
-def test_a_deepspeed_json_among_the_scripts_arguments_must_exist(tmp_path: Path) -> None:
+def test_a_json_of_the_users_must_exist_also_among_the_scripts_arguments(tmp_path: Path) -> None:
     (tmp_path / "here.json").write_text("{}")
 
     def gather(*args: str, **more: Any) -> None:
         spec = JobSpec(**{"script": "t.py", "cluster": Cluster.SLURM, "args": args, **more})
         gather_facts(spec, cwd=tmp_path, environ={})
 
-    for args in (("--deepspeed", "ds.json"), ("--deepspeed_config=ds.json",)):
-        with pytest.raises(UsageError, match=r"JSON that does not exist: 'ds\.json'") as no:
-            gather(*args)
+    for args, more, message in (
+        ((), {"deepspeed_config": "ds.json"}, "the DeepSpeed configuration 'ds.json' does not ex"),
+        (("--deepspeed", "ds.json"), {}, "JSON that does not exist: 'ds.json'"),
+        (("--deepspeed_config=ds.json",), {}, "JSON that does not exist: 'ds.json'"),
+    ):
+        with pytest.raises(UsageError, match=message) as no:
+            gather(*args, **more)
         assert no.value.hint == "did you mean 'here.json'?"
     gather("--deepspeed", "/tmp/ds-of-the-node.json")
     gather("--deepspeed", "ds.json", srun_args=("--container-image=x",))

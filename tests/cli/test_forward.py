@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import clusterrun
-from clusterrun.backends.local import process
+from clusterrun.backends.local.backend import boot_id, identity
 from clusterrun.errors import ElsewhereError, Exit
 from clusterrun.rundir import create, known_roots, record
 from clusterrun.rundir.paths import RunsDir, directory_name
@@ -121,9 +121,9 @@ def start(made: JobRecord) -> subprocess.Popen[bytes]:
     controller = {
         "schema": "clusterrun.controller/1",
         "pid": sleeper.pid,
-        "identity": process.identity(sleeper.pid),
+        "identity": identity(sleeper.pid),
         "host": record.socket.gethostname(),
-        "boot_id": process.boot_id(),
+        "boot_id": boot_id(),
         "started_at": time.time(),
     }
     made.paths.attempt(1).mkdir(parents=True, exist_ok=True)
@@ -174,8 +174,12 @@ def test_the_answer_is_that_of_the_home_byte_for_byte(here: Here) -> None:
         assert "\x1b[" not in here("status", "L1", env={**variables, "NO_COLOR": "1"})[1]
 
 
-def test_an_unreachable_host(here: Here) -> None:
-    end(here.run("gpu1", "L1"))
+def test_a_run_that_is_gone_and_a_host_that_is_unreachable(here: Here) -> None:
+    made = here.run("gpu1", "L1")
+    shutil.rmtree(made.run_dir)
+    code, _, err = here("status", "L1")
+    assert code == Exit.NOT_FOUND
+    assert f"the run directory {made.run_dir} is gone from" in err
     shutil.rmtree(here.root / "hosts/gpu1")
     code, out, err = here("status", "L1")
     assert (code, out) == (Exit.UNREACHABLE, "")
@@ -183,14 +187,6 @@ def test_an_unreachable_host(here: Here) -> None:
     assert "hint: its jobs are not affected" in err
     code, out, _ = here("status", "L1", "--json")
     assert json.loads(out)["exit_code"] == code == Exit.UNREACHABLE
-
-
-def test_a_run_that_is_gone(here: Here) -> None:
-    made = here.run("gpu1", "L1")
-    shutil.rmtree(made.run_dir)
-    code, _, err = here("status", "L1")
-    assert code == Exit.NOT_FOUND
-    assert f"the run directory {made.run_dir} is gone from" in err
 
 
 def test_ctrl_c_ends_the_command_on_both_machines(here: Here) -> None:

@@ -10,8 +10,8 @@ import pytest
 from clusterrun.cli import init
 from clusterrun.cli.init import STARTER, Known, filled, find_scripts
 from clusterrun.config.document import ConfigFile, Document, parse_document
-from clusterrun.config.keys import BY_KEY
 from clusterrun.config.settings import Anchor
+from clusterrun.config.spec import BY_KEY
 from tests.cli.conftest import CommandLine
 
 COMMENTED = re.compile(r"^( *)#(?=\S)", re.MULTILINE)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from clusterrun.backends import cache
+from clusterrun.backends.slurm import query
 from clusterrun.cli import diagnose
 from clusterrun.diagnosis.collectives import DEFAULT_GROUP, Call, Stuck, StuckKind
 from clusterrun.node.watch.stacks import RankPlace
@@ -161,7 +161,7 @@ def test_jobs(here: CommandLine) -> None:
     printed.add("status", "--json", schema="clusterrun.status/1")
     here.program("sinfo", f"echo '{IDLE}'")
     here.program("squeue", f"echo '{WAITING}'")
-    cache.forget()
+    query.forget()
     printed.add("status", "--json", schema="clusterrun.status/1")
     queue(here, running())
     step = {"type": "step", "step": 40, "total": 100, "metrics": {"loss": 2.5}}
@@ -275,7 +275,7 @@ def test_a_wait_that_is_interrupted_still_prints_the_job(
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("clusterrun.cli.shared.waiting.wait_until_ended", interrupted)
+    monkeypatch.setattr("clusterrun.cli.shared.closing.wait", interrupted)
     said = slurm("submit", "-N2", "--device", "cpu", "--wait", "--json", "train.py")
     assert said.code == 130
     assert (json.loads(said.out)["job_id"], json.loads(said.out)["state"]) == ("101", None)

@@ -28,8 +28,7 @@ from clusterrun.cli.shared.options import (
 )
 from clusterrun.config.choices import Strategy
 from clusterrun.config.fields import Kind
-from clusterrun.config.keys import FORMER
-from clusterrun.config.spec import FIELDS
+from clusterrun.config.spec import BY_NAME, FIELDS
 from clusterrun.errors import UsageError
 from tests.cli.conftest import CommandLine
 
@@ -76,7 +75,18 @@ def test_every_spelling_gives_its_field() -> None:
         assert given[1].flag.startswith("--")
 
 
-def test_a_former_option_is_answered_with_the_setting_that_works(here: CommandLine) -> None:
+SETTINGS = [x for x in FIELDS if not x.flags and x.group != "job"]
+FORMER = {
+    f"--{name.replace('_', '-')}": x for x in SETTINGS for name in (x.name, x.key.split(".")[-1])
+}
+FORMER.pop("--env")  # network.env, too
+FORMER |= {f"--no-{x.name.replace('_', '-')}": x for x in SETTINGS if x.kind is Kind.FLAG}
+FORMER |= {"-d": BY_NAME["dependency"], "-b": BY_NAME["begin"], "-H": BY_NAME["hold"]}
+
+
+def test_an_option_that_is_only_a_setting_is_answered_with_it(
+    here: CommandLine,
+) -> None:
     here.slurm()
     (here.path / "train.py").write_text("import argparse\nprint(1)\n")
     verbs = itertools.cycle(("submit", "render", "check", "plan", "doctor"))
@@ -94,11 +104,11 @@ def test_a_former_option_is_answered_with_the_setting_that_works(here: CommandLi
 VALUES = {
     **{"starter": "ssh", "gpu_request": "gres", "preflight": "off", "launcher": "direct"},
     **{"stage": "auto", "network": "efa", "dependency": "afterok:1", "port_range": "4000-5000"},
-    **{"mem_per_cpu": "4G", "mem_per_gpu": "4G"},
+    **{"mem_per_cpu": "4G", "mem_per_gpu": "4G", "stage_dir": "/local", "network_env": "A=1"},
 }
 
 
-OF_SLURM = re.compile(r"slurm|passed_on|sbatch|quoting|spellings|config.spec")
+OF_SLURM = re.compile(r"slurm|passed_on|sbatch|rendering.bundle|spellings|config.spec")
 
 
 def test_no_text_names_a_former_option() -> None:
@@ -120,28 +130,23 @@ def test_no_two_options_share_a_spelling() -> None:
     assert parse() == JobOptions()
 
 
-def test_values_stay_texts_until_loading_reads_them() -> None:
-    assert given_values(parse("-N", "x", "--strategy", "zero4")) == {
-        "nodes": ("x", "--nodes"),
-        "strategy": ("zero4", "--strategy"),
-    }
-
-
-def test_words_behind_the_script_belong_to_the_script() -> None:
-    assert given_values(parse("-N", "2", "train.py", "--lr", "1", "-x", "--", "--follow")) == {
-        "nodes": ("2", "--nodes"),
-        "script": ("train.py", ""),
-        "args": (("--lr", "1", "-x", "--", "--follow"), ""),
-    }
-
-
-def test_with_a_module_all_words_are_arguments() -> None:
-    assert given_values(parse("-m", "pkg.train", "--", "--lr", "1")) == {
-        "module": ("pkg.train", "--module"),
-        "args": (("--lr", "1"), ""),
-    }
-    assert given_values(parse("-m", "pkg.train", "data", "x"))["args"] == (("data", "x"), "")
-    assert given_values(parse("--", "--lr", "1")) == {"args": (("--lr", "1"), "")}
+def test_values_stay_texts_and_words_behind_script_or_module_are_arguments() -> None:
+    module = ("pkg.train", "--module")
+    for line, values in (
+        ("-N x --strategy zero4", {"nodes": ("x", "--nodes"), "strategy": ("zero4", "--strategy")}),
+        (
+            "-N 2 train.py --lr 1 -x -- --follow",
+            {
+                "nodes": ("2", "--nodes"),
+                "script": ("train.py", ""),
+                "args": (("--lr", "1", "-x", "--", "--follow"), ""),
+            },
+        ),
+        ("-m pkg.train -- --lr 1", {"module": module, "args": (("--lr", "1"), "")}),
+        ("-m pkg.train data x", {"module": module, "args": (("data", "x"), "")}),
+        ("-- --lr 1", {"args": (("--lr", "1"), "")}),
+    ):
+        assert given_values(parse(*line.split())) == values
 
 
 @given(st.lists(st.text()))

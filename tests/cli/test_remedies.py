@@ -34,8 +34,7 @@ def proposed(
     if is_saved:
         checkpoint(root, 100, world=4)
     (root / "slurm" / "batch.out").write_text(printed + "\n")
-    verdict = json.loads(here("diagnose", "4711", "--json").out)["verdict"]
-    texts: list[str] = verdict["do"]
+    texts: list[str] = verdict(here)["do"]
     for text in texts:
         if command := re.search(r"clusterrun (resume 4711 .+)", text):
             words = shlex.split(command[1])
@@ -178,11 +177,9 @@ def test_a_damaged_checkpoint_is_passed_over(here: CommandLine) -> None:
     assert texts == "resume from an earlier one: clusterrun resume 4711 --from step-80"
 
 
-def retry(here: CommandLine) -> str:
-    """Return whether another try helps."""
-    verdict = json.loads(here("diagnose", "4711", "--json").out)["verdict"]
-    assert isinstance(verdict["retry"], str)
-    return verdict["retry"]
+def verdict(here: CommandLine) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(here("diagnose", "4711", "--json").out)["verdict"]
+    return found
 
 
 @pytest.mark.parametrize("is_saved", [True, False])
@@ -193,7 +190,7 @@ def test_the_same_limit_ends_a_run_without_a_checkpoint_again(
     texts = proposed(here, root, state="TIMEOUT", is_saved=is_saved)
     assert any("continue it: clusterrun resume 4711" in text for text in texts) == is_saved
     assert any("--time 02:00:00" in text for text in texts)
-    assert retry(here) == ("yes" if is_saved else "no")
+    assert verdict(here)["retry"] == ("yes" if is_saved else "no")
 
 
 def test_what_no_try_can_change_fails_again(here: CommandLine) -> None:
@@ -207,7 +204,7 @@ def test_what_no_try_can_change_fails_again(here: CommandLine) -> None:
     proposed(here, root, RAISED + "ValueError: boom")
     for ending, answer in table:
         outcome(root, **{"rank": 0, "message": "boom", "code": 1, **ending})
-        assert retry(here) == answer
+        assert verdict(here)["retry"] == answer
 
 
 @pytest.mark.parametrize("is_over", [True, False])
@@ -220,7 +217,7 @@ def test_advice_for_a_job_that_runs_is_left_out_after_its_end(
         ended(root, "FAILED", 1)
     (root / "attempts" / "1").mkdir(parents=True, exist_ok=True)
     (root / "slurm" / "batch.out").write_text("They never joined any collectives\n")
-    texts = json.loads(here("diagnose", "4711", "--json").out)["verdict"]["do"]
+    texts = verdict(here)["do"]
     assert texts[0].endswith(": clusterrun logs 4711 --all-ranks")
     assert any("--stacks" in text for text in texts) != is_over
 
@@ -230,5 +227,4 @@ def test_no_command_of_slurm_is_proposed_where_there_is_none(here: CommandLine) 
     assert any("sacct" in text for text in proposed(here, root, state="CANCELLED"))
     plan = json.loads((root / "plan.json").read_text())
     (root / "plan.json").write_text(json.dumps({**plan, "cluster": "local"}))
-    texts = json.loads(here("diagnose", "4711", "--json").out)["verdict"]["do"]
-    assert texts == ["continue it: clusterrun resume 4711"]
+    assert verdict(here)["do"] == ["continue it: clusterrun resume 4711"]

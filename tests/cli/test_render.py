@@ -3,37 +3,36 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shlex
 import stat
 
 import pytest
 
 from tests.cli.conftest import CommandLine
+from tests.readme import blocks
+from tests.test_docs import pages_with
 
 SLURM = ("--cluster", "slurm", "-N2", "--gpus-per-node", "4")
 FILES = ["accelerate.yaml", "env.sh", "job.sbatch", "node.sh", "plan.json", "resolved.yaml"]
 
 
-def test_stdout_holds_the_script_alone_even_with_colours_on(here: CommandLine) -> None:
+def test_stdout_holds_the_script_alone_or_in_json_all_files_and_nothing_is_written(
+    here: CommandLine,
+) -> None:
     plain = here("render", *SLURM, "train.py")
     assert plain.out.startswith("#!/bin/bash\n")
     assert "#SBATCH --job-name=train\n" in plain.out
     assert "#SBATCH --gpus-per-node=4\n" in plain.out
-    assert "\x1b" not in here("render", "--color", "always", *SLURM, "train.py").out
-
-
-def test_rendering_twice_gives_the_same_bytes_and_writes_nothing(here: CommandLine) -> None:
-    first = here("render", *SLURM, "train.py")
-    assert here("render", *SLURM, "train.py") == first
-    assert here.files() == ["train.py"]
-
-
-def test_json_holds_every_file(here: CommandLine) -> None:
+    assert here("render", "--color", "always", *SLURM, "train.py").out == plain.out
     answer = json.loads(here("render", "--json", *SLURM, "train.py").out)
     assert answer["schema"] == "clusterrun.render/1"
     assert answer["name"] == "train"
     assert sorted(answer["files"]) == FILES
-    assert answer["files"]["job.sbatch"] == here("render", *SLURM, "train.py").out
+    assert answer["files"]["job.sbatch"] == plain.out
+    assert here("render", *SLURM, "train.py") == plain
+    assert here.files() == ["train.py"]
 
 
 def test_a_new_or_empty_directory_gets_every_file(here: CommandLine) -> None:
@@ -71,13 +70,12 @@ def test_an_accelerate_yaml_gives_the_numbers_that_nobody_else_gives(
     assert asked() == ("2", "1", True)
 
 
-def test_check_needs_sbatch_for_a_script_that_is_for_slurm(here: CommandLine) -> None:
+def test_check_of_a_script_for_slurm_needs_sbatch_and_gives_3_where_that_says_no(
+    here: CommandLine,
+) -> None:
     said = here("render", *SLURM, "--check", "train.py")
     assert (said.code, said.out) == (2, "")
     assert "error: sbatch was not found on this machine\n" in said.err
-
-
-def test_check_gives_3_where_slurm_says_no(here: CommandLine) -> None:
     here.slurm(
         "echo 'allocation failure: Requested node configuration is not available' >&2; exit 1"
     )
@@ -86,7 +84,11 @@ def test_check_gives_3_where_slurm_says_no(here: CommandLine) -> None:
     assert "error: sbatch refused the job: " in said.err
 
 
-def test_check_finds_a_mistake_in_an_overridden_template(here: CommandLine) -> None:
+def test_check_on_this_machine_asks_bash(here: CommandLine) -> None:
+    said = here("render", "--check", "--cluster", "local", "train.py", "a'b", "$(touch x)")
+    assert said.code == 0
+    assert said.err.endswith("bash finds no errors; Slurm was not asked\n")
+    assert here.files() == ["train.py"]
     (here.path / "clusterrun.yaml").write_text("script: train.py\n")
     (here.path / "templates").mkdir()
     (here.path / "templates" / "job.sbatch.j2").write_text("#!/bin/bash\nif true; then\n")
@@ -110,13 +112,6 @@ def test_templates_of_project_user_and_site_win_in_this_order(
         templates.mkdir(parents=True)
         (templates / "job.sbatch.j2").write_text(f"#!/bin/bash\n# of {place.name}\n")
         assert here("render", "--cluster", "local").out == f"#!/bin/bash\n# of {place.name}\n"
-
-
-def test_check_on_this_machine_asks_bash(here: CommandLine) -> None:
-    said = here("render", "--check", "--cluster", "local", "train.py", "a'b", "$(touch x)")
-    assert said.code == 0
-    assert said.err.endswith("bash finds no errors; Slurm was not asked\n")
-    assert here.files() == ["train.py"]
 
 
 def test_a_deepspeed_json_among_the_scripts_arguments_decides_the_launch(here: CommandLine) -> None:
@@ -168,3 +163,15 @@ def test_verbose_names_the_files_and_settings_in_use(here: CommandLine) -> None:
         assert "script: train.py  (./clusterrun.yaml:1)\n" in said.err
         assert "slurm.time: 01:00:00  (./clusterrun.yaml:2 (profile a))\n" in said.err
     assert "files" not in here("render", "--cluster", "local").err
+
+
+@pytest.mark.parametrize("page", pages_with("render"))
+def test_commands_for_a_cluster_render(page: str, here: CommandLine) -> None:
+    here.slurm()
+    for text in blocks("render", page):
+        for line in text.replace("\\\n", " ").splitlines():
+            words = shlex.split(os.path.expandvars(re.sub(r"\s#\s.*", "", line)))
+            assert words[0] == "clusterrun"
+            assert words[1] in ("submit", "scaling")
+            said = here("render", *(re.sub(r"^[\d,]+,", "", word) for word in words[2:]))
+            assert said.code == 0, said.err

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,7 @@ from submitit.core import utils
 from submitit.core.core import PicklingExecutor
 
 from clusterrun.backends.base import Submission
-from clusterrun.backends.slurm.backend import SlurmBackend
-from clusterrun.backends.slurm.successor import submit_successor
+from clusterrun.backends.slurm.backend import SlurmBackend, submit_successor
 from clusterrun.errors import ClusterrunError
 from clusterrun.node.recovery.conclude import past
 from clusterrun.rundir.outcome import Cause
@@ -134,6 +132,10 @@ def test_a_run_that_is_active_is_refused_unless_forced(here: CommandLine) -> Non
     assert said.err.startswith(
         "error: job 4711 is still RUNNING; two writers would share the run directory\n"
     )
+    assert here("cancel", "4711").code == 0
+    said = here("resume", "4711")
+    assert (said.code, "error: job 4711 is still COMPLETING" in said.err) == (2, True)
+    assert said.err.endswith("hint: wait for its end: clusterrun status 4711 --wait\n")
     assert here.asked("sbatch") == []
     assert here("resume", "4711", "--force").code == 0
 
@@ -183,15 +185,6 @@ def test_without_a_name_the_newest_that_did_not_complete_is_resumed(here: Comman
     said = here("resume")
     assert (said.code, said.out) == (0, "Submitted batch job 4714\n")
     assert said.err.startswith("using job 4711 (")
-
-
-def test_a_run_that_is_being_cancelled_is_to_be_waited_for(here: CommandLine) -> None:
-    (failed(here) / "end.json").unlink()
-    queue(here, running())
-    assert here("cancel", "4711").code == 0
-    said = here("resume", "4711")
-    assert (said.code, "error: job 4711 is still COMPLETING" in said.err) == (2, True)
-    assert said.err.endswith("hint: wait for its end: clusterrun status 4711 --wait\n")
 
 
 def test_from_an_older_checkpoint_sets_newer_ones_aside(here: CommandLine) -> None:
@@ -303,6 +296,10 @@ def test_a_complete_run_stays_as_it_is_unless_something_changes(here: CommandLin
         f"note: run {root.name} is complete; to train further, pass new arguments: "
         "clusterrun resume 4711 -- ARGS\n"
     )
+    (root / "checkpoints").rename(root / "saved")
+    anew = "it has no checkpoint; to train again, run: clusterrun resubmit 4711\n"
+    assert here("resume", "4711").err.endswith(anew)
+    (root / "saved").rename(root / "checkpoints")
     assert here("resume", "4711", "--set", "args=[--max-steps, 9]").code == 0
     assert here.asked("sbatch") != []
 
@@ -417,15 +414,6 @@ def test_resubmit_makes_a_new_run_of_the_frozen_configuration(here: CommandLine)
     assert "partition" not in (new / "job.sbatch").read_text().split("END_OF_FILE")[0]
     assert not (new / "attempts").exists()
     assert record_of(root).job_id == "4711"
-
-
-def test_a_complete_run_without_a_checkpoint_is_submitted_anew(here: CommandLine) -> None:
-    root = failed(here)
-    ended(root, "COMPLETED", 0)
-    shutil.rmtree(root / "checkpoints")
-    assert here("resume", "4711").err.endswith(
-        "it has no checkpoint; to train again, run: clusterrun resubmit 4711\n"
-    )
 
 
 @pytest.mark.parametrize("verb", ["resume", "resubmit"])

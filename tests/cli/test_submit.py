@@ -293,20 +293,16 @@ def test_a_chain_is_one_run_of_jobs_that_wait_for_each_other(here: CommandLine) 
     assert json.loads((root / "plan.json").read_text())["on_interrupt"] == "successor"
 
 
-def test_a_chain_that_is_refused_in_the_middle_leaves_no_job(here: CommandLine) -> None:
+def test_a_chain_that_is_refused_leaves_no_job(here: CommandLine) -> None:
     here.slurm(COUNTING + '; [[ $n != 4713 ]] || { echo "sbatch: error: no" >&2; exit 1; }')
+    for how in ("requeue", "stop"):
+        said = here("submit", "-N2", "--chain", "2", "--on-interrupt", how, "train.py")
+        assert (said.code, here.asked("sbatch")) == (2, [])
+        assert f"error: a chain and --on-interrupt {how} contradict each other\n" in said.err
     said = here("submit", "-N2", "--chain", "4", "train.py")
     assert (said.code, said.out) == (1, "")
     assert ": sbatch: error: no" in said.err
     assert here.asked("scancel") == ["4711", "4712"]
-
-
-@pytest.mark.parametrize("how", ["requeue", "stop"])
-def test_a_chain_goes_on_with_its_next_job_and_nothing_else(here: CommandLine, how: str) -> None:
-    here.slurm()
-    said = here("submit", "-N2", "--chain", "2", "--on-interrupt", how, "train.py")
-    assert (said.code, here.asked("sbatch")) == (2, [])
-    assert f"error: a chain and --on-interrupt {how} contradict each other\n" in said.err
 
 
 def test_what_is_easily_meant_otherwise_is_noted(

@@ -46,16 +46,8 @@ def _root(here: CommandLine, monkeypatch: pytest.MonkeyPatch) -> Path:
     events(root, {"type": "started", "host": "node17", "ts": now - 900})
     events(root, {"type": "checkpoint", "path": "/ckpt/step-3000", "step": 4, "ts": now - 300})
     for n in range(1, 9):
-        events(
-            root,
-            {
-                **times,
-                "type": "step",
-                "step": n,
-                "metrics": {"loss": 9.8 / n},
-                "ts": now - 800 + 100 * n,
-            },
-        )
+        step = {"type": "step", "step": n, "metrics": {"loss": 9.8 / n}}
+        events(root, {**times, **step, "ts": now - 800 + 100 * n})
     write(root, node17=node(), node18=node())
     log = RunPaths(root=root).log(1, "node17")
     log.parent.mkdir(parents=True, exist_ok=True)

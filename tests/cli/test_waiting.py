@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from clusterrun.backends import cache
+from clusterrun.backends.slurm import query
 from clusterrun.errors import Exit
 from tests.cli.conftest import CommandLine
 from tests.cli.runs import ended, events, queue, running, submitted
@@ -37,7 +37,7 @@ def waits(here: CommandLine) -> Waits:
         queue(here, row)
         here.program("sinfo", f"echo '{SINFO}'")
         here.program("scontrol", f"echo '{RESERVATION}'")
-        cache.forget()
+        query.forget()
 
     submitted(here, "4711", *ASKED)
     assert here.asked("squeue").count("--noheader") == 1  # whether the job can start
@@ -128,7 +128,7 @@ def test_a_job_that_runs_and_a_list_cost_no_second_call(here: CommandLine, waits
     listed = json.loads(here("list", "--json").out)["jobs"][0]["reason"]
     assert (listed["facts"], listed["sooner"], asked(here)) == ([], [], 1)
     queue(here, f"{running()}|main|8")
-    cache.forget()
+    query.forget()
     here("status", "4711")
     assert (asked(here), here.asked("sinfo")) == (2, [])
 

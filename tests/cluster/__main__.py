@@ -55,11 +55,7 @@ def _need_root() -> None:
 # The last line of `up`, a comment to the shell that evaluates them.
 NEXT = '# to use it in this shell: eval "$(python -m tests.cluster up)"; then: sinfo'
 
-VERBS: dict[str, Callable[[Shape], int]] = {
-    "install": _install,
-    "up": _up,
-    "down": _down,
-}
+VERBS: dict[str, Callable[[Shape], int]] = {"install": _install, "up": _up, "down": _down}
 
 
 def _parser() -> argparse.ArgumentParser:

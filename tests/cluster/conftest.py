@@ -1,13 +1,3 @@
 """Give the tests of the test cluster their cluster."""
 
-from tests.cluster.fixtures import (
-    cluster,
-    newer_cluster,
-    newer_slurm_cluster,
-)
-
-__all__ = [
-    "cluster",
-    "newer_cluster",
-    "newer_slurm_cluster",
-]
+from tests.cluster.fixtures import cluster, newer_cluster, newer_slurm_cluster  # noqa: F401

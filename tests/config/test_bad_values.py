@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from clusterrun.config.fields import Kind
-from clusterrun.config.keys import BY_NAME
+from clusterrun.config.choices import Strategy
+from clusterrun.config.fields import Kind, interpret, written
 from clusterrun.config.load import Given
-from clusterrun.config.parallel import FIELDS as PARALLEL
 from clusterrun.config.settings import yaml_text
-from clusterrun.config.spec import JobSpec
-from clusterrun.config.values import interpret, written
+from clusterrun.config.spec import BY_NAME, FIELDS, JobSpec
 from clusterrun.errors import UsageError
+from clusterrun.launch.plan import SIZE_FIELDS as PARALLEL
 from tests.config.conftest import Workplace
 
 MEMORY = "write a whole number with K, M, G or T, e.g. 200G"
@@ -144,3 +144,55 @@ def test_a_number_is_written_as_a_number(workplace: Workplace) -> None:
         assert f"{{params: {text},  # command line" in resolved.to_yaml()
         (row,) = [row for row in resolved.rows() if row.key == "training.params"]
         assert row.value == float(text)
+
+
+# What a spec made in Python refuses: no other door lets a value of another type in
+
+
+def test_a_value_of_another_type_is_refused_by_the_name_of_its_field() -> None:
+    table: list[tuple[dict[str, Any], str]] = [
+        ({"nodes": "2"}, "nodes must be a whole number, not str"),
+        ({"nodes": True}, "nodes must be a whole number, not bool"),
+        ({"spare_nodes": None}, "spare_nodes must be a whole number, not None"),
+        ({"time_minutes": 1.5}, "time_minutes must be a whole number, not float"),
+        ({"timeout_s": "30m"}, "timeout_s must be a whole number, not str"),
+        ({"hang_timeout_s": -1}, "hang_timeout_s must be at least 0, not -1"),
+        ({"exclusive": 1}, "exclusive must be True or False, not int"),
+        ({"script": b"train.py"}, "script must be a str, not bytes"),
+        ({"mem": 200}, "mem must be a str, not int"),
+        ({"strategy": 2}, "strategy must be one of its values, not int"),
+        ({"args": "--lr 1"}, "args must be a list of str, not str"),
+        ({"args": ("--lr", 1e-4)}, "args must be a list of str"),
+        ({"env": {"A": 1}}, "env must be a mapping of str to str"),
+        ({"env": "A=1"}, "env must be a mapping of str to str, not str"),
+        ({"network_env": (("A", "1"),)}, "network_env must be a mapping of str to str, not tuple"),
+    ]
+    for asked, message in table:
+        with pytest.raises(UsageError) as refused:
+            JobSpec(**asked)
+        assert refused.value.message == message
+
+
+def test_no_field_takes_what_it_cannot_be() -> None:
+    for field in FIELDS:
+        with pytest.raises(UsageError, match=field.name):
+            JobSpec(**{field.name: object()})  # type: ignore[arg-type]  # a table of names
+        if field.kind is Kind.TEXTS:
+            with pytest.raises(UsageError, match="contains a NUL byte"):
+                JobSpec(**{field.name: ("a", "b\0")})  # type: ignore[arg-type]
+
+
+def test_an_option_of_slurm_ends_at_its_line() -> None:
+    texts = ("--nice=1\n#SBATCH --wrap=x", "--comment=a\tb", "--nice=1\r")
+    for field, text in itertools.product(("sbatch_args", "srun_args"), texts):
+        with pytest.raises(UsageError, match=f"{field} contains a newline") as refused:
+            JobSpec(**{field: (text,)})  # type: ignore[arg-type]  # a table of names
+        assert refused.value.hints
+    assert JobSpec(args=("a\nb",)).args == ("a\nb",)  # those of the script may
+
+
+def test_a_list_becomes_a_tuple_and_a_word_stands_for_its_member() -> None:
+    spec = JobSpec(args=["a"], strategy="zero2")  # type: ignore[arg-type]  # what people write
+    assert (spec.args, spec.strategy) == (("a",), Strategy.ZERO2)
+    assert (JobSpec().env, JobSpec(mem=None).mem) == ({}, None)
+    assert JobSpec(hang_timeout_s=0).hang_timeout_s == 0  # it switches the watch for hangs off

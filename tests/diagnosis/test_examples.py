@@ -7,15 +7,20 @@
 from __future__ import annotations
 
 import functools
+import shlex
 from pathlib import Path
 from typing import Any
 
+import click
 import yaml
 
-from clusterrun.diagnosis.lines import read_line
+from clusterrun.cli.main import group
+from clusterrun.diagnosis import table
+from clusterrun.diagnosis.lines import PrintedLine, read_line
 from clusterrun.diagnosis.scan import Scanner
 from clusterrun.diagnosis.table import CAUSAL, built_in
 from clusterrun.diagnosis.weigh import verdict_of
+from clusterrun.verbs.diagnose import subtract
 
 DIRECTORY = Path(__file__).parent / "examples"
 
@@ -77,3 +82,52 @@ def test_every_cause_tells_what_it_means_and_what_to_do() -> None:
 def test_what_a_cause_explains_exists() -> None:
     known = {*built_in(), "everything", "later"}
     assert {name for cause in built_in().values() for name in cause.explains} <= known
+
+
+# What is advised: its commands exist, with the options that they name
+
+
+def test_a_remedy_is_a_command_that_exists() -> None:
+    context, verbs, wrong = click.Context(group), set(), []
+    for cause in table.built_in().values():
+        for words in (shlex.split(advice.run) for advice in cause.do):
+            if words[:1] != ["clusterrun"]:
+                continue
+            command = group.get_command(context, words[1])
+            known = {name for param in command.params for name in param.opts} if command else set()
+            wrong += [(cause.id, w) for w in words[2:] if w.startswith("--") and w not in known]
+            wrong += [(cause.id, words[1])] * (command is None)
+            verbs.add(words[1])
+    assert not wrong
+    assert {"resume", "logs"} <= verbs
+
+
+# What earlier runs printed when they went well is no cause; the rest still is
+
+
+RETRY = "fetch of shard 17 by pid 905: Connection timed out: No space left on device"
+OTHER = "fetch of shard 3 by pid 77123: Connection timed out: No space left on device"
+TRACEBACK = 'Traceback (most recent call last):\n  File "a.py", line 3, in f\nKeyError: 3'
+XID = "NVRM: Xid (PCI:0000:41:00): 79, x"
+TABLE = {
+    "an earlier run printed it": (RETRY, OTHER, None),
+    "it did not": (RETRY, "hello", "disk_full"),
+    "the process ended by it": (TRACEBACK, TRACEBACK, "user_code_exception"),
+    "the process went on": (f"{TRACEBACK}\n" + "working\n" * 20, TRACEBACK, None),
+    "hardware": (XID, XID, "gpu_xid"),
+    "another number, another sign": (
+        "exits with return code = -9",
+        "exits with return code = -0",
+        "host_oom",
+    ),
+}
+
+
+def test_what_is_left() -> None:
+    wrong = []
+    for name, (failed, earlier, cause) in TABLE.items():
+        scanner = scanned(failed)
+        subtract(scanner, "", [("", [PrintedLine(0, text) for text in earlier.splitlines()])])
+        verdict = verdict_of(scanner)
+        wrong += [name] * ((verdict.cause.id if verdict else None) != cause)
+    assert wrong == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from itertools import product
 from typing import Any
 
@@ -84,23 +85,32 @@ def _config(family: str, ffn: int, kv_heads: int, layers: int) -> dict[str, Any]
     }
 
 
+def _of_a_block(
+    model: Callable[[int], Any], arithmetic: Arithmetic, tokens: int, *, checkpointed: bool = False
+) -> float:
+    """Return the bytes that one more block saves of each element of its hidden states.
+
+    `model` makes one of so many layers. 3 x `tokens` must be no width of it.
+    """
+    few, many = (
+        really_saved(model(layers), arithmetic, (3, tokens), checkpointed=checkpointed)
+        for layers in (1, 2)
+    )
+    return (many - few) / (3 * tokens * 512)
+
+
 def _measured(
     family: str, ffn: int, kv_heads: int, arithmetic: Arithmetic, *, checkpointed: bool = False
 ) -> float:
-    """Return the bytes that one more block saves of each element of its hidden states."""
     transformers = pytest.importorskip("transformers")
-    few, many = (
-        really_saved(
-            transformers.AutoModel.from_config(
-                transformers.AutoConfig.for_model(family, **_config(family, ffn, kv_heads, layers))
-            ),
-            arithmetic,
-            (3, 50),  # 150 is no width of the models here
-            checkpointed=checkpointed,
+
+    def model(layers: int) -> Any:
+        config = _config(family, ffn, kv_heads, layers)
+        return transformers.AutoModel.from_config(
+            transformers.AutoConfig.for_model(family, **config)
         )
-        for layers in (1, 2)
-    )
-    return (many - few) / (150 * 512)
+
+    return _of_a_block(model, arithmetic, 50, checkpointed=checkpointed)
 
 
 @pytest.mark.torch
@@ -134,18 +144,14 @@ def test_an_encoder_and_a_decoder_save_what_the_closed_form_says(
         **{"d_model": 512, "num_heads": 8, "d_kv": WIDE_HEAD, "d_ff": 1024, "vocab_size": 128},
         **{"feed_forward_proj": "gated-gelu" if gated else "relu", "dropout_rate": 0.0},
     }
-    few, many = (
-        really_saved(
-            transformers.T5Model(transformers.T5Config(**shape, num_layers=layers)),
-            arithmetic,
-            (3, 50),
-            checkpointed=False,
-        )
-        for layers in (1, 2)
-    )
-    model = _counted(transformers.T5Config(**shape, num_layers=1))
+
+    def config(layers: int) -> Any:
+        return transformers.T5Config(**shape, num_layers=layers)
+
+    saved = _of_a_block(lambda layers: transformers.T5Model(config(layers)), arithmetic, 50)
+    model = _counted(config(1))
     told = saved_bytes(_setup(model, arithmetic, seq_len=50))
-    assert (many - few) / (150 * 512) == pytest.approx(model.layers * told, rel=0.01)
+    assert saved == pytest.approx(model.layers * told, rel=0.01)
 
 
 BASE = {"hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 128}
@@ -227,21 +233,13 @@ def test_blocks_of_other_families_and_experts_save_no_more_and_hardly_less(
 ) -> None:
     transformers = pytest.importorskip("transformers")
 
-    def config(layers: int) -> Any:
+    def model(layers: int) -> Any:
         values = _other(family, layers)
-        return transformers.AutoConfig.for_model(values.pop("model_type"), **values)
+        config = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
+        return transformers.AutoModel.from_config(config)
 
-    few, many = (
-        really_saved(
-            transformers.AutoModel.from_config(config(layers)),
-            arithmetic,
-            (3, 200),
-            checkpointed=False,
-        )
-        for layers in (1, 2)
-    )
     told = saved_bytes(_setup(_shape(family), arithmetic, seq_len=200))
-    assert 0.94 * told < (many - few) / (600 * 512) <= 1.005 * told
+    assert 0.94 * told < _of_a_block(model, arithmetic, 200) <= 1.005 * told
 
 
 @pytest.mark.torch
@@ -284,11 +282,7 @@ def _peak(config: Any, setup: Setup) -> int:
 @pytest.mark.torch
 @pytest.mark.parametrize("arithmetic", [Arithmetic.FP32, Arithmetic.AUTOCAST])
 @pytest.mark.parametrize(
-    ("layers", "words", "micro_batch", "grad_ckpt"),
-    [
-        (2, 32000, 1, False),
-        (4, 128256, 4, True),
-    ],
+    ("layers", "words", "micro_batch", "grad_ckpt"), [(2, 32000, 1, False), (4, 128256, 4, True)]
 )
 def test_a_step_on_one_gpu_stays_below_the_estimate_and_not_far(
     arithmetic: Arithmetic, layers: int, words: int, micro_batch: int, grad_ckpt: bool
@@ -302,11 +296,7 @@ def test_a_step_on_one_gpu_stays_below_the_estimate_and_not_far(
         vocab_size=words,
     )
     setup = _setup(
-        _counted(config),
-        arithmetic,
-        seq_len=2048,
-        micro_batch=micro_batch,
-        grad_ckpt=grad_ckpt,
+        _counted(config), arithmetic, seq_len=2048, micro_batch=micro_batch, grad_ckpt=grad_ckpt
     )
     told = total(memory.gpu_terms(setup)) - memory.CUDA_BYTES
     assert 0.7 * told < _peak(config, setup) <= told

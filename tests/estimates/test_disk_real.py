@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +14,7 @@ from clusterrun.config.choices import Strategy
 from clusterrun.estimates.inputs import Model, Setup, total
 from clusterrun.estimates.memory import checkpoint_terms
 from tests.examples.worlds import SCRIPT, command
-from tests.patience import patience
+from tests.patience import finished
 
 pytestmark = [
     pytest.mark.long,
@@ -89,10 +88,9 @@ def train(folder: Path, strategy: str, *, precision: str = "no", script: Path | 
         if strategy == "zero3":
             said["deepspeed_config"]["zero3_save_16bit_model"] = True
         config.write_text(yaml.safe_dump(said))
-    done = subprocess.run(
-        argv, env={**env, "FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT"}, cwd=folder,
-        capture_output=True, text=True, timeout=300 * patience(), check=False,
-    )  # fmt: skip
+    done = finished(
+        argv, timeout_s=300, env={**env, "FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT"}, cwd=folder
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -104,10 +102,7 @@ def bytes_in(*folders: Path) -> int:
 
 @pytest.mark.parametrize(
     ("strategy", "precision"),
-    [
-        *(("ddp", "bf16"), ("fsdp", "no")),
-        *(("zero1", "bf16"), ("zero2", "no"), ("zero3", "bf16")),
-    ],
+    [*(("ddp", "bf16"), ("fsdp", "no")), *(("zero1", "bf16"), ("zero2", "no"), ("zero3", "bf16"))],
 )
 def test_the_checkpoint_of_two_ranks_takes_what_was_said(
     tmp_path: Path, strategy: str, precision: str

@@ -6,6 +6,7 @@ import pytest
 
 from clusterrun.errors import UsageError
 from clusterrun.estimates.gpus import ALL, SHORT, assumption, find, precision_of, sized
+from clusterrun.estimates.steps import advice, preset_for
 from clusterrun.launch.plan import Precision
 from clusterrun.node.base.report import Report
 from clusterrun.node.conductor.leader import decided_precision
@@ -45,12 +46,8 @@ def test_a_card_is_found_under_its_common_spellings_and_own_names() -> None:
         assert find(short) == cards[0]
         assert cards[0].memory_bytes == min(card.memory_bytes for card in cards)
 
-
-def test_what_a_short_name_is_taken_for_is_said() -> None:
-    assert assumption("nvidia_v100") == (
-        "GPU 'nvidia_v100' is assumed to be the V100-16G; "
-        "for another, pass v100-32g or v100-pcie-16g"
-    )
+    taken = "is assumed to be the V100-16G; for another, pass v100-32g or v100-pcie-16g"
+    assert assumption("nvidia_v100") == f"GPU 'nvidia_v100' {taken}"
     assert assumption("h100").endswith("H100-80G; for another, pass h100-pcie or h100-nvl")
     assert assumption("h100-80g") == assumption("rtx4090") == ""
 
@@ -77,32 +74,44 @@ def test_a_card_with_another_memory_says_so() -> None:
         assert found.processors == find(as_fast_as).processors
 
 
-def test_the_processors_of_a_card_reach_its_peak_at_a_clock_that_there_is() -> None:
+def test_each_card_says_all_that_is_asked_of_it() -> None:
+    """Its processors reach its peak at a clock that there is."""
     for gpu in ALL:
         cores = 64 if gpu.compute_capability <= (8, 0) else 128
         clock = gpu.tflops["fp32"] * 1e12 / (2 * cores * gpu.processors)
         assert 1.1e9 < clock < 2.7e9, gpu.name
         assert 250e9 < gpu.bandwidth < 10e12
-
-
-def test_each_card_says_all_that_is_asked_of_it() -> None:
-    for gpu in ALL:
         precisions = {"fp16", "fp32"} | ({"bf16"} if precision_of(gpu) == "bf16" else set())
         assert set(gpu.tflops) == precisions, gpu.name
         assert all(peak > 0 for peak in gpu.tflops.values())
         assert gpu.architecture
         assert "memory: " in gpu.source
         assert "peak: " in gpu.source
-
-
-def test_the_guides_cards_are_known() -> None:
-    named = "rtx3080 rtx3090 rtx4070 rtx4080 rtx4090 a6000 v100 p100 a100-40g a100-80g h100 h200"
-    assert len({find(text).name for text in named.split()}) == 12
-
-
-def test_the_precision_is_what_the_nodes_decide() -> None:
-    for gpu in ALL:
-        capabilities = (gpu.compute_capability,) * 2
-        versions = {"torch": "2.13.0"}
+        capabilities, versions = (gpu.compute_capability,) * 2, {"torch": "2.13.0"}
         head = Report(node="n0", node_rank=0, versions=versions, capabilities=capabilities)
         assert precision_of(gpu) == decided_precision(Precision.HEAD, [head]), gpu.name
+    named = "rtx3080 rtx3090 rtx4070 rtx4080 rtx4090 a6000 v100 p100 a100-40g a100-80g h100 h200"
+    assert len({find(text).name for text in named.split()}) == 12  # the guides' cards
+
+
+# Which settings a class of device starts with
+
+
+def test_the_memory_of_the_gpu_chooses_and_the_effective_batch_stays() -> None:
+    sizes = {0: "cpu", 16 * GIB: "small-gpu", 20 * GIB: "small-gpu", 20 * GIB + 1: "large-gpu"}
+    assert {size: preset_for(size).name for size in sizes} == sizes
+    presets = map(preset_for, sizes)
+    assert {each.micro_batch * each.accumulation for each in presets} == {64}
+
+
+def test_a_worker_a_cpu_and_four_at_most_and_none_under_15_gib() -> None:
+    for cpus, host_bytes, is_cpu, workers, pins in [
+        *((cpus, 64 * GIB, False, min(cpus, 4), True) for cpus in (1, 3, 4, 64)),
+        *((4, 15 * GIB - 1, False, 0, False), (4, 15 * GIB, False, 4, True)),
+        (8, 64 * GIB, True, 0, False),
+    ]:
+        advised = advice(cpus, host_bytes, is_cpu=is_cpu)
+        assert (advised.num_workers, advised.pin_memory) == (workers, pins)
+    unknown = advice(0, 0)
+    assert unknown.num_workers is None
+    assert "--cpus-per-task" in unknown.why

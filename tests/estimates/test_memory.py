@@ -18,10 +18,13 @@ from clusterrun.advice import count
 from clusterrun.config.choices import Optimizer, Strategy
 from clusterrun.errors import UsageError
 from clusterrun.estimates import memory
-from clusterrun.estimates.inputs import Model, Setup, Term, total
-from clusterrun.estimates.memory import best_terms, checkpoint_terms, trainable_params
+from clusterrun.estimates.inputs import GIB, Model, Setup, Term, total
+from clusterrun.estimates.memory import (
+    best_terms,
+    checkpoint_terms,
+)
 from clusterrun.estimates.models import BUILT_IN, from_numbers
-from clusterrun.estimates.states import adapter_params
+from tests.estimates.golden import TABLES
 from tests.examples.worlds import command, descendants
 
 LLAMA = BUILT_IN["llama-3.1-8b"]
@@ -85,45 +88,30 @@ def test_an_optimizer_keeps_its_own_bytes_of_each_parameter() -> None:
 # Buffers
 
 
-def test_ddp_copies_gradients_into_buckets_where_there_is_somebody_to_send_them_to() -> None:
-    many = _sizes(memory.gpu_terms(_setup(Strategy.DDP)))
-    alone = _sizes(memory.gpu_terms(_setup(Strategy.DDP, nodes=1, procs_per_node=1)))
-    assert (many["gradient buckets"], alone.get("gradient buckets")) == (4 * P, None)
-
-
-def test_autocast_keeps_a_copy_of_the_weights_in_16_bits() -> None:
-    half = _sizes(memory.gpu_terms(_setup(Strategy.DDP, precision="bf16")))
-    full = _sizes(memory.gpu_terms(_setup(Strategy.DDP, precision="fp32")))
-    sharded = _sizes(memory.gpu_terms(_setup(Strategy.FSDP, precision="bf16")))
-    assert [sizes.get("cast weights") for sizes in (half, full, sharded)] == [2 * P, None, None]
-
-
-def test_fsdp_gathers_two_blocks_and_what_is_outside_of_blocks() -> None:
-    sizes = _sizes(memory.gpu_terms(_setup(Strategy.FSDP)))
-    assert sizes["gathered weights"] == 2 * (P - 32 * U + 2 * U)
-    assert sizes["whole gradients"] == 2 * 2 * LLAMA.largest_layer
-
-
-def test_fsdp_keeps_whole_what_it_sums_up_over_the_passes_of_a_step() -> None:
-    once = _sizes(memory.gpu_terms(_setup(Strategy.FSDP)))
-    summed = _sizes(memory.gpu_terms(_setup(Strategy.FSDP, accumulation=4)))
-    zero3 = _sizes(memory.gpu_terms(_setup(Strategy.ZERO3, accumulation=4)))
-    assert summed["accumulated gradients"] == 2 * P
-    assert "accumulated gradients" not in {*once, *zero3}
-
-
-def test_deepspeeds_buckets_are_its_defaults() -> None:
-    usual = _sizes(memory.gpu_terms(_setup(Strategy.ZERO3)))
-    assert usual["reduce bucket"] == 2 * 500_000_000
-    assert usual["gathered weights"] == 4 * LLAMA.largest_layer  # more than 1e9 x 2 bytes
-
-
-def test_adamw_needs_a_copy_of_one_state_in_its_step_where_activations_leave_no_room() -> None:
-    bare = _sizes(memory.gpu_terms(_setup(Strategy.DDP, precision="fp32")))
-    busy = _sizes(
-        memory.gpu_terms(_setup(Strategy.DDP, precision="fp32", seq_len=4096, micro_batch=8))
-    )
-    assert (bare["optimizer step"], busy.get("optimizer step")) == (4 * P, None)
+def test_each_strategy_has_its_buffers() -> None:
+    fp32, busy = {"precision": "fp32"}, {"seq_len": 4096, "micro_batch": 8}
+    table: list[tuple[Strategy, dict[str, Any], str, int | None]] = [
+        (Strategy.DDP, {}, "gradient buckets", 4 * P),
+        (Strategy.DDP, {"nodes": 1, "procs_per_node": 1}, "gradient buckets", None),  # to nobody
+        (Strategy.DDP, {"precision": "bf16"}, "cast weights", 2 * P),
+        (Strategy.DDP, fp32, "cast weights", None),
+        (Strategy.FSDP, {"precision": "bf16"}, "cast weights", None),
+        # Two blocks, and what is outside of blocks.
+        (Strategy.FSDP, {}, "gathered weights", 2 * (P - 32 * U + 2 * U)),
+        (Strategy.FSDP, {}, "whole gradients", 2 * 2 * LLAMA.largest_layer),
+        (Strategy.FSDP, {}, "accumulated gradients", None),
+        (Strategy.FSDP, {"accumulation": 4}, "accumulated gradients", 2 * P),
+        (Strategy.ZERO3, {"accumulation": 4}, "accumulated gradients", None),
+        # DeepSpeed's defaults.
+        (Strategy.ZERO3, {}, "reduce bucket", 2 * 500_000_000),
+        (Strategy.ZERO3, {}, "gathered weights", 4 * LLAMA.largest_layer),  # > 1e9 x 2 bytes
+        # AdamW copies one state, unless activations leave no room.
+        (Strategy.DDP, fp32, "optimizer step", 4 * P),
+        (Strategy.DDP, {**fp32, **busy}, "optimizer step", None),
+    ]
+    for strategy, changes, name, size in table:
+        sizes = _sizes(memory.gpu_terms(_setup(strategy, **changes)))
+        assert sizes.get(name) == size, (strategy, changes, name)
 
 
 # LoRA
@@ -131,7 +119,7 @@ def test_adamw_needs_a_copy_of_one_state_in_its_step_where_activations_leave_no_
 
 def test_adapters_sit_on_every_projection() -> None:
     attention = 2 * (4096 + 4096) + 2 * (4096 + 1024)
-    assert adapter_params(LLAMA, 16) == 16 * 32 * (attention + 3 * (4096 + 14336))
+    assert LLAMA.adapter_params(16) == 16 * 32 * (attention + 3 * (4096 + 14336))
 
 
 @pytest.mark.torch
@@ -149,13 +137,13 @@ def test_adapters_are_as_many_as_peft_makes_for_all_linear_layers(family: str) -
     model = peft.get_peft_model(transformers.AutoModelForCausalLM.from_config(config), adapters)
     trained, _ = model.get_nb_trainable_parameters()
     shape = count.counted({**config.to_dict(), "architectures": None}, transformers)
-    told = adapter_params(Model(name="", **shape), 8)
+    told = Model(name="", **shape).adapter_params(8)
     # of GPT-2 one adapter serves query, key and value, which are one layer: 4 h, not 6 h
     assert told == trained + (2 * 32 * 8 * 3 if family == "gpt2" else 0)
 
 
 def test_lora_freezes_the_weights_in_half_precision() -> None:
-    adapters = adapter_params(LLAMA, 16)
+    adapters = LLAMA.adapter_params(16)
     assert _states(_setup(Strategy.DDP, lora=16)) == 2 * P + 16 * adapters
     assert _states(_setup(Strategy.DDP, lora=16, precision="fp32")) == 4 * P + 16 * adapters
 
@@ -217,11 +205,7 @@ def _gpu(setup: Setup) -> int:
 
 @given(setups())
 def test_every_term_is_positive_and_says_its_formula_and_source(setup: Setup) -> None:
-    for term in (
-        *memory.gpu_terms(setup),
-        *memory.host_terms(setup),
-        *memory.cpu_terms(setup),
-    ):
+    for term in (*memory.gpu_terms(setup), *memory.host_terms(setup), *memory.cpu_terms(setup)):
         assert term.bytes > 0
         assert term.formula
         assert term.source
@@ -305,7 +289,7 @@ SETUP = Setup(model=MODEL, nodes=2, procs_per_node=4)
 def of_each_param(setup: Setup) -> dict[str, float]:
     """Return bytes of each parameter, by group of files, but for what each rank adds."""
     terms = [term for term in checkpoint_terms(setup) if "ranks" not in term.formula]
-    return {term.name: term.bytes / trainable_params(setup) for term in terms}
+    return {term.name: term.bytes / setup.trained for term in terms}
 
 
 def test_each_engine_saves_its_own_bytes_of_each_parameter() -> None:
@@ -357,3 +341,101 @@ def test_of_the_best_only_weights_are_counted_and_none_is_in_flight() -> None:
     (adapters,) = best_terms(replace(SETUP, lora=16), 5)
     assert adapters.bytes < weights.bytes / 20
     assert best_terms(SETUP, 0) == ()
+
+
+# DeepSpeed's estimators, row by row and against the installed ones
+
+
+MIB = 1 << 20
+ZERO2, ZERO3 = TABLES["deepspeed_zero2"], TABLES["deepspeed_zero3"]
+
+
+def states(setup: Setup) -> int:
+    """Return the bytes of the model's states on a GPU."""
+    names = ("weights", "gradients", "optimizer")
+    return total(term for term in memory.gpu_terms(setup) if term.name in names)
+
+
+def on_host(setup: Setup) -> int:
+    """Return the bytes on a node's host, but for the processes themselves."""
+    return total(memory.host_terms(setup)[1:])
+
+
+def zero(stage: int, model: Model, nodes: int, procs: int, *, offload: bool) -> Setup:
+    strategy = Strategy(f"zero{stage}{'-offload' * offload}")
+    return Setup(model=model, nodes=nodes, procs_per_node=procs, strategy=strategy)
+
+
+def test_zero2_gives_the_rows_that_deepspeed_prints() -> None:
+    assert len(ZERO2) == 56
+    for name, nodes, procs, offload, host, gpu in ZERO2:
+        setup = zero(2, BUILT_IN[name], nodes, procs, offload=offload)
+        assert round(states(setup) / GIB, 2) == gpu, (name, nodes, procs)
+        if offload and nodes > 1:  # DeepSpeed counts the models that all nodes load, on each
+            assert round(on_host(setup) / GIB, 2) <= host
+        else:
+            assert round(on_host(setup) / GIB, 2) == host, (name, nodes, procs)
+
+
+def test_zero3_gives_the_rows_that_deepspeed_prints() -> None:
+    assert len(ZERO3) == 168
+    seen = 0
+    for name, nodes, procs, optimizer, params, zero_init, host, gpu in ZERO3:
+        if optimizer is not params or not zero_init:
+            continue  # no strategy of ours; weights are loaded in shards
+        model, seen = BUILT_IN[name], seen + 1
+        setup = zero(3, model, nodes, procs, offload=optimizer)
+        # Beside the states, DeepSpeed counts the largest layer.
+        assert round((states(setup) + 4 * model.largest_layer) / GIB, 2) == gpu, (name, nodes)
+        assert round(on_host(setup) / GIB, 2) == host, (name, nodes, procs)
+    assert seen == 56
+
+
+@pytest.mark.torch
+def test_the_installed_deepspeed_estimates_the_same_bytes() -> None:
+    stage_2 = pytest.importorskip("deepspeed.runtime.zero.stage_1_and_2")
+    stage_3 = pytest.importorskip("deepspeed.runtime.zero.stage3")
+    zero2, zero3 = (
+        stage_2.estimate_zero2_model_states_mem_needs,
+        stage_3.estimate_zero3_model_states_mem_needs,
+    )
+    for params in (124_439_808, 8_030_261_248):
+        layer = params // 11 + 1
+        model = Model(name="", params=params, largest_layer=layer)
+        for nodes, procs, offload in ((n, p, o) for n in (1, 3) for p in (1, 8) for o in (0, 1)):
+            setup = zero(2, model, nodes, procs, offload=bool(offload))
+            host, gpu = zero2(params, procs, nodes, bool(offload))
+            assert states(setup) == pytest.approx(gpu, abs=3)
+            assert nodes > 1 or on_host(setup) == pytest.approx(host, abs=3)
+            setup = zero(3, model, nodes, procs, offload=bool(offload))
+            host, gpu, _ = zero3(params, layer, procs, nodes, bool(offload), bool(offload), True)
+            assert states(setup) + 4 * layer == pytest.approx(gpu, abs=3)
+            assert on_host(setup) == pytest.approx(host, abs=3)
+
+
+# Published estimates that are wrong today, and what ours says.
+
+
+def test_zero2_offload_counts_the_host_memory_of_one_node_not_of_all() -> None:
+    (shipped,) = (host for *row, host, _ in ZERO2 if row == ["t5-3b", 4, 8, True])
+    ours = on_host(zero(2, BUILT_IN["t5-3b"], 4, 8, offload=True))
+    assert (shipped, round(ours / GIB, 2)) == (509.91, 127.48)
+
+
+@pytest.mark.torch
+def test_accelerates_estimate_takes_the_largest_part_of_half_precision_not_the_sum() -> None:
+    estimate = pytest.importorskip("accelerate.commands.estimate")
+    params = BUILT_IN["llama-3.1-8b"].params
+    theirs = max(estimate.estimate_training_usage(4 * params, "float16").values())
+    setup = Setup(model=BUILT_IN["llama-3.1-8b"], precision="fp16")
+    cast = (term for term in memory.gpu_terms(setup) if term.name == "cast weights")
+    assert (theirs, states(setup) + total(cast)) == (8 * params, 18 * params)
+
+
+def test_published_figures_of_zero3_are_of_the_largest_layer_and_the_states() -> None:
+    model, published = BUILT_IN["t5-large"], TABLES["published"]["t5-large zero3"]
+    layer = 4 * model.largest_layer
+    assert int(layer / MIB) == published["largest_layer"]
+    for offload, name in ((False, "none"), (True, "all")):
+        on_gpu: Any = (states(zero(3, model, 1, 4, offload=offload)) + layer) / MIB
+        assert on_gpu == pytest.approx(published[name], abs=1)

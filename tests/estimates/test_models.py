@@ -11,17 +11,12 @@ from clusterrun.shared import assets
 from tests.estimates.golden import TABLES
 
 PUBLISHED = TABLES["models"]
-
-
-def test_a_built_in_model_has_its_published_size() -> None:
-    sizes = {name: [BUILT_IN[name].params, BUILT_IN[name].largest_layer] for name in PUBLISHED}
-    assert sizes == PUBLISHED
-
-
 KNOWN = assets.read_json("estimates/models.json")["models"]
 
 
-def test_a_known_model_has_the_size_of_its_repository() -> None:
+def test_a_model_has_the_size_that_was_published_and_that_of_its_repository() -> None:
+    sizes = {name: [BUILT_IN[name].params, BUILT_IN[name].largest_layer] for name in PUBLISHED}
+    assert sizes == PUBLISHED
     for name, entry in KNOWN.items():
         model = BUILT_IN[name]
         assert model.params == pytest.approx(entry["published"], rel=1e-4), name
@@ -82,26 +77,16 @@ def test_a_model_is_found_by_its_usual_names() -> None:
 # Numbers given by hand
 
 
-def test_a_shape_alone_is_counted_as_llamas() -> None:
-    model = from_numbers(
-        Model(
-            name="", params=0, hidden=4096, layers=32, heads=32, kv_heads=8, ffn=14336, vocab=128256
-        )
-    )
-    known = BUILT_IN["llama-3.1-8b"]
-    assert (model.params, model.block, model.largest_layer, model.gated) == (
-        known.params,
-        known.block,
-        known.largest_layer,
-        True,
-    )
+def of_shape(**numbers: int) -> Model:
+    return from_numbers(Model(**{"name": "", "params": 0, **numbers}))  # type: ignore[arg-type]
 
 
-def test_a_shape_whose_gates_would_not_fit_has_none() -> None:
-    xl = BUILT_IN["gpt2-xl"]
-    model = from_numbers(
-        Model(name="", params=xl.params, hidden=1600, layers=48, heads=25, ffn=6400, vocab=50257)
-    )
+def test_a_shape_alone_is_counted_as_llamas_unless_its_gates_would_not_fit() -> None:
+    known, xl = BUILT_IN["llama-3.1-8b"], BUILT_IN["gpt2-xl"]
+    model = of_shape(hidden=4096, layers=32, heads=32, kv_heads=8, ffn=14336, vocab=128256)
+    found = (model.params, model.block, model.largest_layer, model.gated)
+    assert found == (known.params, known.block, known.largest_layer, True)
+    model = of_shape(params=xl.params, hidden=1600, layers=48, heads=25, ffn=6400, vocab=50257)
     assert (model.params, model.gated) == (xl.params, False)
     assert model.block == pytest.approx(xl.block, rel=1e-3)  # biases are not known
 
@@ -114,4 +99,4 @@ def test_numbers_that_contradict_each_other_are_refused() -> None:
         ({"params": 10, "active_params": 20}, "--active-params 20 is more than --params 10"),
     ]:
         with pytest.raises(UsageError, match=message):
-            from_numbers(Model(name="", **numbers))
+            of_shape(**numbers)

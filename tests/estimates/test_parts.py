@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterrun.config.choices import Strategy
-from clusterrun.config.parallel import Parallel
-from clusterrun.estimates import activations, memory, parts
+from clusterrun.estimates import activations, memory
+from clusterrun.estimates.estimate import wrong_sizes
 from clusterrun.estimates.gpus import find
 from clusterrun.estimates.inputs import Model, Setup
 from clusterrun.estimates.models import BUILT_IN
 from clusterrun.estimates.speed import Links, step_cost
+from clusterrun.launch.plan import Parallel
 
 LLAMA = BUILT_IN["llama-3.1-8b"]
 OUTSIDE = LLAMA.params - LLAMA.layers * LLAMA.block
@@ -73,15 +74,15 @@ def test_what_a_block_saves_under_tensor_parallel_is_as_megatrons_paper_divides_
     for model in (gpt, llama):
         asked = replace(setup(), model=model)
         split = replace(setup(tensor=4), model=model)
-        before, after = (activations.saved_bytes(parts.part_of_gpu(x)) for x in (asked, split))
-        kept = activations.SAVED[model.gated, activations.Arithmetic.HALF].fixed
+        before, after = (activations.saved_bytes(x.of_gpu) for x in (asked, split))
+        blocks = activations.GATED if model.gated else activations.UNGATED
+        kept = blocks.fixed[activations.Arithmetic.HALF]
         assert after == pytest.approx(kept + (before - kept) / 4)
     assert kept / before < PAPER_WHOLE / PAPER_KEPT  # a norm saves more than fused ones did
 
 
 @pytest.mark.parametrize(
-    ("strategy", "sizes"),
-    [(Strategy.FSDP, {"context": 4}), (Strategy.ZERO3, {"sequence": 4})],
+    ("strategy", "sizes"), [(Strategy.FSDP, {"context": 4}), (Strategy.ZERO3, {"sequence": 4})]
 )
 def test_a_part_of_a_sample_takes_that_part_of_activations_and_logits(
     strategy: Strategy, sizes: dict[str, int]
@@ -110,10 +111,10 @@ def test_a_model_that_cannot_be_divided_so_is_refused() -> None:
         ({"parallel": Parallel(tensor=3)}, "does not divide 16 ranks"),
     ]
     for changes, words in wrong:
-        assert words in parts.mistake(replace(setup(), **changes))
-    assert parts.mistake(setup()) == ""
+        assert words in wrong_sizes(replace(setup(), **changes))
+    assert wrong_sizes(setup()) == ""
     # Ulysses copies heads of keys that are too few.
-    assert parts.mistake(replace(setup(), **zero3, model=replace(LLAMA, kv_heads=2))) == ""
+    assert wrong_sizes(replace(setup(), **zero3, model=replace(LLAMA, kv_heads=2))) == ""
 
 
 LINKS = Links(within_node=400e9, between_nodes=50e9, to_host=30e9)
@@ -134,7 +135,7 @@ def test_copies_keep_gathers_within_a_node_if_the_shards_fit_there() -> None:
 
 def test_with_tensor_parallel_each_process_loads_its_part_and_offload_keeps_its_states() -> None:
     loading = {term.name: term.bytes for term in memory.host_terms(setup(tensor=4))}
-    part = parts.part_of_gpu(setup(tensor=4)).model.params
+    part = setup(tensor=4).of_gpu.model.params
     assert loading["model while loading"] == 8 * 4 * part
     assert memory.symbols_of(setup(tensor=4))["P"] == ("parameters", part)
     one, two = (

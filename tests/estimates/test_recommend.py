@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from clusterrun.config.choices import Strategy
 from clusterrun.estimates import gpus
-from clusterrun.estimates.estimate import Question, estimate, gpu_need, step_duration
-from clusterrun.estimates.inputs import GIB, Fit, Setup
-from clusterrun.estimates.models import BUILT_IN
+from clusterrun.estimates.estimate import Need, Question, estimate, gpu_need, step_duration
+from clusterrun.estimates.inputs import GIB, Fit, Model, Setup, term
+from clusterrun.estimates.models import BUILT_IN, from_numbers
 from clusterrun.estimates.recommend import (
     AS_FAST,
     WHAT_IF,
@@ -67,9 +67,7 @@ asked = st.builds(
 @given(asked)
 @example((question(), 256))
 @settings(deadline=None, max_examples=40)
-def test_what_is_recommended_fits_and_the_fastest_comes_first(
-    case: tuple[Question, int],
-) -> None:
+def test_what_is_recommended_fits_and_the_fastest_comes_first(case: tuple[Question, int]) -> None:
     found, effective = case
     choices = recommend(found, effective)
     assume(choices)
@@ -179,3 +177,79 @@ def test_one_node_is_faster_than_several_of_as_many_gpus() -> None:
     for strategy in (Strategy.DDP, Strategy.FSDP, Strategy.ZERO2, Strategy.ZERO3):
         one, two, four = (seconds(strategy, nodes) for nodes in (1, 2, 4))
         assert one < two < four  # a node of fewer GPUs has fewer network cards
+
+
+# One question, one answer: all that is told of it, and what is left out where too little is
+
+
+def ask(**changes: Any) -> Question:
+    setup = Setup(
+        model=BUILT_IN["llama-3.1-8b"],
+        nodes=4,
+        procs_per_node=8,
+        strategy=Strategy.ZERO3,
+        micro_batch=4,
+        accumulation=2,
+        seq_len=4096,
+        grad_ckpt=True,
+    )
+    facts = {"gpu": H100, "gpu_bytes": H100.memory_bytes, "samples": 1_200_000, "epochs": 10}
+    return Question(**{"setup": setup, **facts, **changes})
+
+
+def test_the_verdict_goes_by_the_share() -> None:
+    for share, verdict in ((0.79, Fit.FITS), (0.8, Fit.TIGHT), (0.95, Fit.TIGHT), (0.951, Fit.NO)):
+        need = Need(terms=(term("x", share * 1000, "", ""),), capacity_bytes=1000)
+        assert need.verdict is verdict, share
+    needed = estimate(ask()).host_memory.total_bytes  # a node's fits below 70 %
+    for share, verdict in ((0.69, Fit.FITS), (0.71, Fit.TIGHT), (0.94, Fit.TIGHT), (0.96, Fit.NO)):
+        assert estimate(ask(host_bytes=round(needed / share))).host_memory.verdict is verdict
+    for disk_bytes, verdict in ((200 * 10**9, Fit.NO), (10**13, Fit.FITS)):
+        assert estimate(ask(disk_bytes=disk_bytes, save_every=500)).disk.verdict is verdict
+
+
+def test_the_worst_verdict_is_that_of_the_whole() -> None:
+    assert estimate(ask(host_bytes=2000 * GIB)).verdict is Fit.FITS
+    assert estimate(ask(host_bytes=16 * GIB)).verdict is Fit.NO
+    assert estimate(ask(gpu_bytes=None)).verdict is None
+    assert estimate(ask(gpu_bytes=None, host_bytes=2000 * GIB)).verdict is None
+    assert estimate(ask(gpu_bytes=None, host_bytes=16 * GIB)).verdict is Fit.NO
+
+
+def test_without_shape_activations_are_left_out_and_that_is_said() -> None:
+    model = from_numbers(Model(name="", params=8_030_261_248))
+    answer = estimate(ask(setup=replace(ask().setup, model=model)))
+    assert answer.gpu_memory is not None
+    assert not any("activations" in term.name for term in answer.gpu_memory.terms)
+    said = "activations are not counted without the model's shape: the total is too low"
+    assert said in answer.notes
+
+
+@pytest.mark.parametrize(
+    ("unknown", "why"),
+    [
+        ({"gpu": None}, "the speed of a GPU is not known from its memory alone"),
+        ({"gpu": None, "gpu_bytes": None, "is_cpu": True}, "the speed of CPUs is not known"),
+        ({"setup": replace(ask().setup, seq_len=0)}, "the length of a sample is not known"),
+    ],
+)
+def test_where_no_time_is_told_that_is_said(unknown: dict[str, Any], why: str) -> None:
+    answer = estimate(ask(**unknown))
+    assert answer.time is None
+    assert f"no time is estimated: {why}; pass --step-time if you know it" in answer.notes
+
+
+def test_what_a_plan_should_be_read_with_is_a_note() -> None:
+    for seq_len, is_said in ((1024, False), (1025, True)):
+        gpt2 = replace(ask().setup, model=BUILT_IN["gpt2"], seq_len=seq_len)
+        longer = f"samples of {seq_len:,} tokens are longer than the model's maximum of 1,024"
+        assert (longer in estimate(ask(setup=gpt2)).notes) is is_said
+    known = ask(samples=29_500)
+    few = replace(known.setup, nodes=1, micro_batch=4, accumulation=1)
+    assert estimate(replace(known, setup=few)).notes == (
+        "29,500 samples are not divisible by 32; accelerate repeats 4 in the last step of an epoch",
+    )
+    for gated, like in ((True, "Llama"), (False, "GPT-2")):  # a family that was not measured
+        model = replace(BUILT_IN["llama-3.1-8b"], family="x", gated=gated)
+        notes = estimate(Question(setup=Setup(model=model, seq_len=128))).notes
+        assert f"the activations of 'x' models are assumed to be those of {like}" in notes

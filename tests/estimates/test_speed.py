@@ -36,16 +36,7 @@ from clusterrun.estimates.speed import (
 from tests.estimates.saved import launches_of_a_pass
 
 HOUR_S = 3600
-LLAMA = Model(
-    name="llama-3.1-8b",
-    params=8_030_261_248,
-    hidden=4096,
-    layers=32,
-    heads=32,
-    kv_heads=8,
-    ffn=14336,
-    vocab=128_256,
-)
+LLAMA = BUILT_IN["llama-3.1-8b"]
 SETUP = Setup(model=LLAMA, nodes=4, procs_per_node=8, seq_len=4096)
 
 

@@ -15,12 +15,7 @@ from hypothesis import strategies as st
 from clusterrun.config.choices import Optimizer
 from clusterrun.estimates.inputs import Setup
 from clusterrun.estimates.models import BUILT_IN
-from clusterrun.estimates.steps import (
-    accelerate_steps,
-    batches_per_rank,
-    repeated_samples,
-    scaled,
-)
+from clusterrun.estimates.steps import accelerate_steps, batches_per_rank, repeated_samples, scaled
 
 SAMPLES = st.integers(1, 400)
 BATCH = st.integers(1, 17)

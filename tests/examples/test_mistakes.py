@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.examples.worlds import EXAMPLES, command, train
-from tests.patience import patience
+from tests.patience import finished
 
 pytestmark = pytest.mark.torch
 LM = "train_lm.py"
@@ -121,10 +121,7 @@ def test_mistakes_of_the_plain_example_are_refused(tmp_path: Path) -> None:
 def test_ranks_that_the_trainer_did_not_join_are_refused(tmp_path: Path) -> None:
     (_, *script), environ = command(tmp_path, "none", 1, example=EXAMPLES / LORA)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*torchrun, *script], cwd=tmp_path, env=environ,
-        capture_output=True, text=True, timeout=110 * patience(), check=False,
-    )  # fmt: skip
+    done = finished([*torchrun, *script], timeout_s=110, cwd=tmp_path, env=environ)
     assert done.returncode == 1
     assert "error: the launcher started 2 ranks, but the Trainer did not join" in done.stderr
 
@@ -134,11 +131,8 @@ def test_a_package_that_is_missing_is_named(tmp_path: Path, package: str) -> Non
     (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules[{package!r}] = None\n")
     data = ("pretrain_parquet/make_data.py", "data")
     script, *words = data if package == "pyarrow" else (LORA, "--output", "out")
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / script), *words], cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        capture_output=True, text=True, timeout=60 * patience(), check=False,
-    )  # fmt: skip
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = finished([sys.executable, EXAMPLES / script, *words], cwd=tmp_path, env=environ)
     assert done.returncode == 1
     said = f"error: the package {package} is missing", f"error: parquet files need {package}"
     assert done.stderr.startswith(said)

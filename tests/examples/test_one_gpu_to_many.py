@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from clusterrun.config.choices import Optimizer
 from clusterrun.config.load import load_spec
 from clusterrun.estimates import steps
-from clusterrun.shared.control_page import ControlPage, SavePoint
 from tests.examples.guides import commands, load
-from tests.examples.worlds import EXAMPLES, IN_A_RUN, train
+from tests.examples.worlds import EXAMPLES, asked_to_leave, train
 from tests.readme import run
 
 pytestmark = pytest.mark.torch  # its parts import torch
@@ -63,14 +62,8 @@ def test_rates_are_those_of_the_guide_and_of_the_plan() -> None:
     assert scaling.scaled_rate(1.25e-6, 4, 16, "linear") == plan.linear == pytest.approx(5.0e-6)
     assert scaling.scaled_rate(1.25e-6, 4, 16, "sqrt") == plan.sqrt == pytest.approx(2.5e-6)
     assert scaling.scaled_rate(1.25e-6, 4, 16, "none") == 1.25e-6
-
-
-def test_a_scaled_rate_rises_to_its_peak_and_stays() -> None:
     seen = [scaling.rate_at(step, base=1.0, peak=5.0, warmup=4) for step in range(7)]
-    assert seen == [1.0, 2.0, 3.0, 4.0, 5.0, 5.0, 5.0]
-
-
-def test_what_is_no_learning_rate_is_refused() -> None:
+    assert seen == [1.0, 2.0, 3.0, 4.0, 5.0, 5.0, 5.0], "it rises to its peak and stays"
     for text in ("0", "-1", "nan", "inf"):
         with pytest.raises(argparse.ArgumentTypeError, match=f"{text} is not a learning rate"):
             scaling.rate(text)
@@ -133,11 +126,7 @@ def test_a_resume_that_keeps_the_batch_of_a_step_has_the_same_losses(tmp_path: P
     same = ("--samples", "590", "--epochs", "2", "--output", "out")
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     whole.mkdir()
-    cut.mkdir()
-    page = ControlPage(cut / "control", 2)
-    page.hold(1)
-    page.decide(SavePoint(1, 20))
-    asked = IN_A_RUN | {"CLUSTERRUN_ATTEMPT": "1", "CLUSTERRUN_SPOOL": str(cut)}
+    asked = asked_to_leave(cut, 20)
     words = (*same, "--batch", "8")
     left = train(cut, "ddp", 2, *words, example=HERE / "train.py", environ=asked)
     assert left.stdout.endswith("stopped in epoch 1 after 20 of its steps\n"), left.stderr

@@ -30,14 +30,9 @@ def test_the_rate_rises_over_the_warm_up_and_falls_to_a_tenth() -> None:
     assert factors[8] == pytest.approx(0.55)
     assert factors[12] == pytest.approx(0.1)
     assert factors[4:] == sorted(factors[4:], reverse=True)
-
-
-def test_odd_lengths_give_a_rate_for_every_step() -> None:
-    for warmup, last in ((0, 1), (0, 5), (5, 5), (9, 5)):
-        rates = [
-            train_lm.schedule_factor(n, warmup=warmup, max_steps=last) for n in range(last + 1)
-        ]
-        assert all(0 < rate <= 1 for rate in rates)
+    for warmup, last in ((0, 1), (0, 5), (5, 5), (9, 5)):  # odd lengths
+        for n in range(last + 1):
+            assert 0 < train_lm.schedule_factor(n, warmup=warmup, max_steps=last) <= 1
 
 
 def test_deepspeed_gets_max_steps_back_after_accelerates_division() -> None:
@@ -109,20 +104,19 @@ def place(window: tuple[torch.Tensor, torch.Tensor]) -> int:
     return 2 * (256 * high + low)
 
 
-def test_targets_are_the_bytes_that_follow() -> None:
-    inputs, targets = windows()[0][5]
+def test_every_window_is_trained_on_once_an_epoch_or_held_out_and_its_targets_follow() -> None:
+    train, test = windows()
+    inputs, targets = train[5]
     start = place((inputs, targets))
     assert bytes(inputs.tolist()) == TEXT[start : start + 16]
     assert bytes(targets.tolist()) == TEXT[start + 1 : start + 17]
-
-
-def test_every_window_is_trained_on_once_an_epoch_or_held_out() -> None:
-    train, test = windows()
     trained = [place(train[g]) for g in range(len(train))]
     held_out = [place(test[g]) for g in range(len(test))]
     assert 1 <= len(held_out) <= 8
     assert sorted([*trained, *held_out]) == list(range(0, len(TEXT) - 16, 16))
     assert trained != sorted(trained)
+    with pytest.raises(ValueError, match="100 bytes of text are fewer than 10 windows of 16"):
+        tiny_gpt.split_windows(TEXT[:100], seq_len=16, held_out=8, seed=0)
 
 
 def test_each_epoch_and_seed_has_an_order_of_its_own_that_needs_no_window_before() -> None:
@@ -150,11 +144,6 @@ def test_worlds_with_the_same_batch_take_the_same_windows_in_a_step() -> None:
     assert step(3, processes=1, batch=4, accumulation=4) == expected
     assert step(3, processes=2, batch=4, accumulation=2) == expected
     assert step(3, processes=4, batch=2, accumulation=2) == expected
-
-
-def test_too_little_text_is_said() -> None:
-    with pytest.raises(ValueError, match="100 bytes of text are fewer than 10 windows of 16"):
-        tiny_gpt.split_windows(TEXT[:100], seq_len=16, held_out=8, seed=0)
 
 
 def divided(folder: Path, *, ranks: int, accumulation: int, exact: bool, dropout: float) -> None:

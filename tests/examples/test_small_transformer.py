@@ -16,12 +16,11 @@ from types import MappingProxyType, ModuleType
 import pytest
 
 from clusterrun.config.load import load_spec
-from clusterrun.estimates import presets as planned
-from clusterrun.estimates.presets import advice
-from clusterrun.shared.control_page import ControlPage, SavePoint
+from clusterrun.estimates import steps as planned
+from clusterrun.estimates.steps import advice
 from tests.examples.guides import commands, load
-from tests.examples.worlds import EXAMPLES, IN_A_RUN, train
-from tests.patience import patience
+from tests.examples.worlds import EXAMPLES, IN_A_RUN, asked_to_leave, train
+from tests.patience import finished, patience
 from tests.readme import run
 from tests.road import Project, project
 
@@ -37,21 +36,18 @@ BF16 = {"ACCELERATE_MIXED_PRECISION": "bf16"}
 
 def test_precision_and_loader_of_a_preset_are_what_plan_suggests() -> None:
     for name, ours in presets.PRESETS.items():
-        suggested = planned.PRESETS["small-gpu" if name == "gpu" else name]
+        sizes = {"cpu": 0, "large-gpu": 80 << 30}
+        suggested = planned.preset_for(sizes.get(name, 16 << 30))
         assert ours.precision == suggested.precision.value
         loader = advice(8, 64 << 30, is_cpu=name == "cpu")
         assert (ours.num_workers, ours.pin_memory) == (loader.num_workers, loader.pin_memory)
 
 
-def test_all_presets_have_32_rows_a_step() -> None:
-    steps = {preset.micro_batch * preset.accumulation for preset in presets.PRESETS.values()}
-    assert steps == {32}
-
-
-def test_the_presets_of_gpus_are_those_of_the_guide() -> None:
+def test_the_presets_of_gpus_are_those_of_the_guide_and_have_32_rows_a_step() -> None:
     sizes = {name: (p.micro_batch, p.width, p.layers) for name, p in presets.PRESETS.items()}
     assert sizes.pop("cpu")
     assert sizes == {"small-gpu": (8, 128, 2), "gpu": (16, 256, 3), "large-gpu": (32, 512, 6)}
+    assert {each.micro_batch * each.accumulation for each in presets.PRESETS.values()} == {32}
 
 
 def test_a_device_gets_the_preset_of_its_memory() -> None:
@@ -74,15 +70,13 @@ def test_the_configuration_says_what_the_preset_is() -> None:
 
 def test_the_readme_says_what_the_presets_are() -> None:
     text = (HERE / "README.md").read_text()
-    row = re.search(r"^\| model \|(.*)\|$", text, re.MULTILINE)
-    batch = re.search(r"^\| rows of a pass × passes to a step \|(.*)\|$", text, re.MULTILINE)
-    assert row
-    assert batch
-    for preset, size, passes in zip(
-        presets.PRESETS.values(), row[1].split("|"), batch[1].split("|"), strict=True
-    ):
-        assert size.strip() == f"{preset.layers} layers of {preset.width}"
-        assert passes.strip() == f"{preset.micro_batch} × {preset.accumulation}"
+    ours = presets.PRESETS.values()
+    for name, cells in {
+        "model": [f"{each.layers} layers of {each.width}" for each in ours],
+        "rows of a pass × passes to a step": [f"{e.micro_batch} × {e.accumulation}" for e in ours],
+    }.items():
+        (row,) = re.findall(rf"^\| {name} \|(.*)\|$", text, re.MULTILINE)
+        assert [cell.strip() for cell in row.split("|")] == cells
 
 
 @pytest.fixture(name="here")
@@ -97,11 +91,8 @@ def alone(
     """Run the script in one process, without clusterrun's command."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
     quiet = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "HOME": str(here.path)}
-    return subprocess.run(
-        [sys.executable, "train.py", *argv], cwd=here.path, env=inherited | quiet | dict(environ),
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300 * patience(),
-        check=False,
-    )  # fmt: skip
+    env = inherited | quiet | dict(environ)
+    return finished([sys.executable, "train.py", *argv], timeout_s=300, cwd=here.path, env=env)
 
 
 @dataclass(frozen=True)
@@ -235,11 +226,7 @@ def test_flags_go_before_the_preset_and_a_step_keeps_its_rows(
 def test_two_ranks_stop_when_asked_and_go_on_to_the_same_losses(tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     whole.mkdir()
-    cut.mkdir()
-    page = ControlPage(cut / "control", 2)
-    page.hold(1)
-    page.decide(SavePoint(1, 7))  # all ranks save at step 7 of 12, and leave
-    asked = IN_A_RUN | {"CLUSTERRUN_ATTEMPT": "1", "CLUSTERRUN_SPOOL": str(cut)}
+    asked = asked_to_leave(cut, 7)  # of 12
     options = (*ALONE, "--output", "saved")
     curves = (*options, "--tensorboard", "curves")
     left = train(cut, "ddp", 2, *curves, example=HERE / "train.py", environ=asked)

@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from clusterrun.shared.control_page import ControlPage, SavePoint
-from tests.examples.worlds import EXAMPLES, IN_A_RUN, train
+from clusterrun.shared.control_page import ControlPage
+from tests.examples.worlds import EXAMPLES, IN_A_RUN, asked_to_leave, printed, train
 
 pytestmark = pytest.mark.torch
 long = pytest.mark.long
@@ -25,21 +24,14 @@ def flags(*parts: str) -> list[str]:
     return " ".join(parts).split()
 
 
-def printed(run: subprocess.CompletedProcess[str]) -> str:
-    assert run.returncode == 0, run.stdout + run.stderr
-    return run.stdout
-
-
 def steps(text: str) -> dict[int, tuple[float, float]]:
     lines = re.findall(r"^step (\d+)/\d+ loss (\S+) lr (\S+) tok/s \d+$", text, re.MULTILINE)
     return {int(step): (float(loss), float(lr)) for step, loss, lr in lines}
 
 
 def held_out(text: str) -> tuple[float, float]:
-    loss, untrained = re.findall(r"^held-out loss (\S+) \(untrained (\S+)\)$", text, re.MULTILINE)[
-        0
-    ]
-    return float(loss), float(untrained)
+    found = re.findall(r"^held-out loss (\S+) \(untrained (\S+)\)$", text, re.MULTILINE)
+    return float(found[0][0]), float(found[0][1])
 
 
 def tensors(path: Path) -> dict[str, Any]:
@@ -70,12 +62,8 @@ def test_a_run_that_is_asked_leaves_with_a_checkpoint_and_its_next_attempt_ends_
     options = flags(TINY, SAVING, "--exact --dropout 0.1")
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     whole.mkdir()
-    cut.mkdir()
+    first, page = asked_to_leave(cut, 4), ControlPage(cut / "control", 2)
     text = printed(train(whole, "ddp", 2, *options))
-    page = ControlPage(cut / "control", 2)
-    page.hold(1)
-    page.decide(SavePoint(1, 4))
-    first = IN_A_RUN | {"CLUSTERRUN_ATTEMPT": "1", "CLUSTERRUN_SPOOL": str(cut)}
     assert printed(train(cut, "ddp", 2, *options, environ=first)).splitlines()[-2:] == [
         f"saved {cut}/out/step-00000004",
         "stopped at step 4, saved",

@@ -10,7 +10,8 @@ from typing import Any
 
 import yaml
 
-from tests.patience import patience
+from clusterrun.shared.control_page import ControlPage, SavePoint
+from tests.patience import finished
 from tests.ports import free_port
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -105,15 +106,22 @@ def train(
 ) -> subprocess.CompletedProcess[str]:
     """Run the example to its end and return what it printed."""
     argv, env = command(folder, strategy, processes, *args, json_file=json_file, example=example)
-    return subprocess.run(
-        argv,
-        env={**env, **environ},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=300 * patience(),
-        check=False,
-    )
+    return finished(argv, timeout_s=300, env={**env, **environ}, cwd=folder)
+
+
+def printed(run: subprocess.CompletedProcess[str]) -> str:
+    """Return what a process printed that ended well."""
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout
+
+
+def asked_to_leave(folder: Path, step: int) -> dict[str, str]:
+    """Let both ranks of a run in this new folder leave, saved, after a step; return their job."""
+    folder.mkdir()
+    page = ControlPage(folder / "control", 2)
+    page.hold(1)
+    page.decide(SavePoint(1, step))
+    return IN_A_RUN | {"CLUSTERRUN_ATTEMPT": "1", "CLUSTERRUN_SPOOL": str(folder)}
 
 
 def descendants(pid: int) -> list[int]:

@@ -13,8 +13,7 @@ import pytest
 
 from clusterrun.health import toolchain
 from clusterrun.health.examine import examine
-from clusterrun.health.gpu_answer import LONG_S, GpuAnswer, gpu_facts, read
-from clusterrun.health.gpus import gpu_checks
+from clusterrun.health.gpus import LONG_S, GpuAnswer, gpu_checks, gpu_facts, read
 from clusterrun.shared import shell
 from clusterrun.shared.finding import Finding, Severity
 from tests.health.stand_in import StandIn, stand_in

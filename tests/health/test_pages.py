@@ -11,12 +11,11 @@ from typing import Final
 
 import pytest
 
-from clusterrun.backends.slurm import health as slurm
-from clusterrun.cli import explain
+from clusterrun.backends.slurm import site as slurm
+from clusterrun.cli.doctor import pages as explained
 from clusterrun.health import checks as own
 from clusterrun.health import (
     compare,
-    gpu_answer,
     gpus,
     machine,
     paths,
@@ -57,7 +56,7 @@ NUMBERS: Final = {
         ),
     ],
     "cuda.toolkit": ["DS_SKIP_CUDA_CHECK=1"],
-    "gpu.count": [seconds(gpu_answer.ANSWER_S), seconds(gpu_answer.LONG_S)],
+    "gpu.count": [seconds(gpus.ANSWER_S), seconds(gpus.LONG_S)],
     "gpu.foreign": [share(gpus.HELD), size(gpus.FEW_BYTES)],
     "gpu.xid": ["570 and newer"],
     "path.runs": [*paths.PLACES_OF_ONE_MACHINE, seconds(doctor.DEADLINE_S), seconds(paths.SLOW_S)],
@@ -135,7 +134,7 @@ def test_a_file_adds_a_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     for looks in (quick_looks(needs), all_looks(needs)):
         assert str(looks["node.mine"]()) == f"node.mine: bad in {tmp_path}; hint: mend it"
     assert len(list(doctor.places("node.mine"))) == 3
-    page = next(page for page in explain.pages() if page.id == "node.mine")
-    assert (page.summary, page.rows[0]) == ("looks at a thing", ("FAIL if", "it is bad"))
+    summary, rows = explained()["node.mine"]
+    assert (summary, rows[0]) == ("looks at a thing", ("FAIL if", "it is bad"))
     generate = runpy.run_path(str(ROOT / "docs" / "reference" / "generate.py"))
     assert "## node.mine" in "\n".join(generate["_checks"]())

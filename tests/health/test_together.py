@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from clusterrun.health import trial
-from clusterrun.health.compare import merged, to_exclude
-from clusterrun.health.reports import NodeReport
-from clusterrun.health.together import OF_ALL, of_group, of_nodes
-from clusterrun.shared.finding import BAD, Finding, Severity, ok
+from clusterrun.health import compare, trial
+from clusterrun.health.compare import differences, merged, to_exclude
+from clusterrun.health.machine import facts
+from clusterrun.health.together import OF_ALL, NodeReport, of_group, of_nodes, slow
+from clusterrun.shared.finding import BAD, Finding, Severity, fail, note, ok, skip
 from clusterrun.shared.state import JobState
 from clusterrun.verbs.smoke import Smoke, findings
 
@@ -104,76 +107,60 @@ def test_the_first_node_did_not_report() -> None:
     """The others could not meet; that is no fault of theirs."""
     found = {node: REPORTS[node] for node in NODES[1:]}
     bad, exclude = lines(found, None)
-    assert bad == [
-        f"fail node.report n1: {SILENT}",
-        "skip net.meet no report from the first node",
-    ]
+    assert bad == [f"fail node.report n1: {SILENT}", "skip net.meet no report from the first node"]
     assert exclude == "n1"
 
 
-def test_torch_does_not_start_on_the_first_node() -> None:
-    found = reports(n1={"computed": {"cuda:0": {"error": "ImportError: libcudart.so.12"}}})
-    assert lines(found, None) == (
-        [
-            "fail node.compute n1: cuda:0: ImportError: libcudart.so.12",
-            "skip net.meet torch does not start on the first node",
-        ],
-        "n1",
-    )
+# Nodes that do not measure with the others, and what they compute
+
+ERROR = {"error": "ImportError: libcudart.so.12"}
+LATE = {"reduced_s": None, "reduce_error": "no answer within 15 s"}
+GLOO = "RuntimeError: [/build/gloo/pair.cc:537] Read error: Connection reset by peer"
 
 
-# Nodes that do not measure with the others
-
-
-def test_a_node_that_did_not_meet_the_others() -> None:
-    bad, left_out = lines(met=NODES[:3])
-    assert left_out == ""
-    assert bad == [
-        f"skip {name} n4: its ranks did not meet the others" for name in ("net.meet", "net.reduce")
-    ]
-
-
-def test_a_node_that_was_lost_while_all_measured() -> None:
-    bad, exclude = lines(reports(n3={"has_measured": False, "reduced_s": None}))
-    assert bad == [
-        "fail net.meet n3: it met the others, then it stopped answering",
-        "skip net.reduce n3: not measured",
-    ]
-    assert exclude == "n3"
-
-
-# What they compute
-
-
-def test_torch_that_does_not_start_on_one_node() -> None:
-    error = {"cuda:1": {"error": "ImportError: libcudart.so.12"}}
-    bad, exclude = lines(reports(n4={"computed": error, "reduced_s": None}))
-    assert bad == [
-        "fail node.compute n4: cuda:1: ImportError: libcudart.so.12",
-        "skip net.reduce n4: its matrix product failed",
-    ]
-    assert exclude == "n4"
-    bad, _ = lines(reports(n4={"computed": None}))
-    assert bad == ["fail node.compute n4: torch did not answer in time"]
-
-
-def test_a_slow_gpu_is_compared_with_the_other_nodes() -> None:
-    slow = {"cuda:0": {"tflops": 100.0}, "cuda:1": {"tflops": 50.0}}
-    bad, exclude = lines(reports(n2={"computed": slow}))
-    assert bad == [
-        "note node.compute n2: a matrix product on 2 devices: 50 TFLOP/s, "
-        "50% of the median of the other nodes"
-    ]
-    assert exclude == ""
-
-
-def test_an_all_reduce_that_fails_is_one_finding_and_leaves_out_no_node() -> None:
-    late = {"reduced_s": None, "reduce_error": "no answer within 15 s"}
-    gloo = "RuntimeError: [/build/gloo/pair.cc:537] Read error: Connection reset by peer"
-    bad, exclude = lines(reports(n1=late, n2={"reduced_s": None, "reduce_error": gloo}, n3=late))
-    text = "an all-reduce failed: Read error: Connection reset by peer"
-    assert bad == [f"fail net.reduce n[1-3]: {text}"]
-    assert exclude == ""
+@pytest.mark.parametrize(
+    ("changed", "met", "said", "excluded"),
+    [
+        (
+            {"n1": {"computed": {"cuda:0": ERROR}}}, None,
+            ["fail node.compute n1: cuda:0: ImportError: libcudart.so.12",
+             "skip net.meet torch does not start on the first node"], "n1",
+        ),
+        (
+            {}, NODES[:3],
+            ["skip net.meet n4: its ranks did not meet the others",
+             "skip net.reduce n4: its ranks did not meet the others"], "",
+        ),
+        (
+            {"n3": {"has_measured": False, "reduced_s": None}}, NODES,
+            ["fail net.meet n3: it met the others, then it stopped answering",
+             "skip net.reduce n3: not measured"], "n3",
+        ),
+        (
+            {"n4": {"computed": {"cuda:1": ERROR}, "reduced_s": None}}, NODES,
+            ["fail node.compute n4: cuda:1: ImportError: libcudart.so.12",
+             "skip net.reduce n4: its matrix product failed"], "n4",
+        ),
+        (
+            {"n4": {"computed": None}}, NODES,
+            ["fail node.compute n4: torch did not answer in time"], "n4",
+        ),
+        (
+            {"n2": {"computed": {"cuda:0": {"tflops": 100.0}, "cuda:1": {"tflops": 50.0}}}}, NODES,
+            ["note node.compute n2: a matrix product on 2 devices: 50 TFLOP/s, "
+             "50% of the median of the other nodes"], "",
+        ),
+        (
+            {"n1": LATE, "n2": LATE | {"reduce_error": GLOO}, "n3": LATE}, NODES,
+            ["fail net.reduce n[1-3]: an all-reduce failed: Read error: "
+             "Connection reset by peer"], "",
+        ),
+    ],
+)  # fmt: skip
+def test_a_node_that_does_not_measure_or_compute_as_the_others_do_is_named(
+    changed: dict[str, Any], met: tuple[str, ...] | None, said: list[str], excluded: str
+) -> None:
+    assert lines(reports(**changed), met) == (said, excluded)
 
 
 # What `doctor --nodes` concludes from a run
@@ -198,11 +185,8 @@ def test_a_job_that_ended_says_why(tmp_path: Path) -> None:
         assert bad(found) == ([f"node.report job 7 is FAILED: {why}"], "")
     (tmp_path / "slurm" / "batch.out").unlink()
     assert bad(ended) == (["node.report job 7 is FAILED: no node has reported"], "")
-
-
-def test_a_job_that_does_not_start(tmp_path: Path) -> None:
-    found = dataclasses.replace(smoke(tmp_path), blocked="the nodes are down")
-    assert bad(found) == (["node.report job 7 does not start: the nodes are down"], "")
+    blocked = dataclasses.replace(ended, end=None, blocked="the nodes are down")
+    assert bad(blocked) == (["node.report job 7 does not start: the nodes are down"], "")
 
 
 def test_a_node_that_could_not_take_part_says_why(tmp_path: Path) -> None:
@@ -224,3 +208,130 @@ def test_the_rate_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "randn", lambda *size, **kind: torch.full(size, 1e30, **kind))
     with pytest.raises(RuntimeError, match="not finite"):
         trial.matmul_rate("cpu")
+
+
+# What differs between nodes
+
+
+MANY = [f"n{number:04}" for number in range(1000)]
+
+
+def test_this_machine_agrees_with_itself() -> None:
+    found = facts({"driver": "560.35"})
+    checks = differences({"n1": found, "n2": found})
+    assert {each.severity for each in checks} == {Severity.OK}
+    assert {each.id for each in checks} == {f"same.{group}" for group in compare.HINTS}
+    assert all(found.values())
+
+
+SAME = {
+    "versions.python": "3.11.4",
+    "versions.torch": "2.6.0",
+    "versions.NCCL": "2.27.5",
+    "system.kernel": "6.1",
+    "hardware.memory": "503.5 GiB",
+    "gpu.driver": "560.35",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "status", "text"),
+    [
+        ("versions.python", "3.12.4", "fail", "python: n7 has 3.12.4, the other 15 have 3.11.4"),
+        ("versions.python", "3.11.5", "note", "python: n7 has 3.11.5, the other 15 have 3.11.4"),
+        ("versions.torch", "", "fail", "torch: n7 has none, the other 15 have 2.6.0"),
+        ("versions.NCCL", "2.27.3", "fail", "NCCL: n7 has 2.27.3, the other 15 have 2.27.5"),
+        ("system.kernel", "5.4", "note", "kernel: n7 has 5.4, the other 15 have 6.1"),
+        ("hardware.memory", "250.0 GiB", "note", "memory: n7 has 250.0 GiB, the other 15 have "),
+        ("hardware.memory", "503.4 GiB", "ok", "16 nodes agree: memory 503.5 GiB"),
+        ("gpu.driver", "550.54", "note", "driver: n7 has 550.54, the other 15 have 560.35"),
+        ("gpu.vbios", "96", "note", "vbios: n7 has 96, the other 15 have none"),
+    ],
+)
+def test_one_node_differs(name: str, value: str, status: str, text: str) -> None:
+    nodes = {f"n{number}": dict(SAME) for number in range(16)}
+    nodes["n7"][name] = value
+    found = {each.id: each for each in differences(nodes)}
+    mine = found.pop(f"same.{name.split('.')[0]}")
+    assert (mine.severity.value, bool(mine.fix)) == (status, status != "ok")
+    assert mine.text.startswith(text)
+    assert {each.severity for each in found.values()} == {Severity.OK}
+
+
+def test_what_breaks_a_job_comes_first() -> None:
+    nodes = {name: dict(SAME) for name in ("n1", "n2", "n3", "n4")}
+    for name in ("n1", "n4"):
+        nodes[name] |= {"versions.python": "3.11.9", "versions.torch": "2.5.1"}
+    (found,) = (each for each in differences(nodes) if each.id == "same.versions")
+    assert found.text == (
+        "torch: n[1,4] have 2.5.1, the other 2 have 2.6.0; "
+        "python: n[2-3] have 3.11.4, the other 2 have 3.11.9"
+    )
+
+
+# Checks of many nodes
+
+
+def merged_lines(checks: dict[str, list[Finding]]) -> list[str]:
+    return [f"{each.severity.value} {each.id} {each.summary}" for each in merged(checks)]
+
+
+def test_a_hint_names_all_nodes_of_a_finding() -> None:
+    nodes = {f"n{n}": [note("net.link", "slow", f"--exclude n{n}, not an{n}")] for n in (1, 2)}
+    assert [each.fix for each in merged(nodes)] == ["--exclude n[1-2], not an1"]
+
+
+def test_each_finding_is_one_line_the_worst_first() -> None:
+    small = [note("node.shm", f"only {size} MiB", f"use {size}") for size in (32, 64)]
+    nodes = {
+        "n1": [ok("node.shm", "fine"), fail("net.name", "n1 does not resolve", "hint")],
+        "n2": [small[0], fail("net.name", "n2 does not resolve", "hint")],
+        "n3": [small[1], ok("net.name", "fine")],
+        "n4": [fail("node.shm", "gone", "mount it")],
+    }
+    assert merged_lines(nodes) == [
+        "fail node.shm n4: gone",
+        "note node.shm n[2-3]: only 32 MiB (on n2)",
+        "fail net.name n[1-2]: n1 does not resolve (on n1)",
+        "skip net.name n4: the node did not report it",
+    ]
+    assert to_exclude(nodes) == "n[1-2,4]"
+
+
+def test_a_failure_of_all_nodes_excludes_none() -> None:
+    checks = [fail("path.disk", "full", "delete"), skip("node.ecc", "no GPU")]
+    assert to_exclude({"n1": checks, "n2": checks}) == ""
+    assert to_exclude({}) == ""
+
+
+def test_the_checks_of_a_thousand_nodes_are_few_lines() -> None:
+    texts = "abcdefghij"
+    checks = [note("net.name", texts[number % 10] * 90, "hint") for number in range(1000)]
+    found = merged({node: [check] for node, check in zip(MANY, checks, strict=True)})
+    assert len(found) == 5
+    assert sum(len(each.nodes) for each in found) == 1000
+    assert all(len(each.summary) < 250 for each in found)
+    assert found[0].summary.startswith("100 nodes (n0000, n0010, n0020, ...): a")
+
+
+# Numbers
+
+
+def test_a_slow_node_is_named_with_its_share() -> None:
+    rates = {f"n{number}": 100.0 + number for number in range(15)} | {"n15": 50.0, "n16": 20.0}
+    assert list(slow(rates)) == ["n16", "n15"]
+    assert slow(rates)["n16"] == pytest.approx(0.19, abs=0.01)
+    assert slow({"n1": 100, "n2": 51}) == {}
+    assert slow({"n1": 100, "n2": 49}) == {"n2": 0.49}
+    assert slow({"n1": 100, "n2": math.nan}) == slow({"n1": 1}) == slow({}) == {}
+    assert slow({"n1": 0, "n2": 0, "n3": 0}) == {}
+
+
+@given(st.dictionaries(st.text(max_size=3), st.floats(0.0, 1e9), max_size=9))
+def test_at_least_half_of_the_nodes_are_not_slow(values: dict[str, float]) -> None:
+    found = slow(values)
+    assert len(found) <= len(values) / 2
+    assert all(share < 0.75 for share in found.values())
+    assert slow(values, least=0.0) == {}
+    if found:
+        assert values[next(iter(found))] == min(values.values())

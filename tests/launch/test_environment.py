@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from clusterrun.config.choices import Device, Network, Strategy
 from clusterrun.errors import UsageError
+from tests.checkout import ROOT
 from tests.launch.samples import here, on_slurm, slurm_facts, variables
 
 # practice learnt the hard way: each hides a fault, or was tuned for another machine
@@ -23,16 +23,13 @@ NEVER = re.compile(
 )
 
 
-def test_a_gpu_job_gets_this_environment_and_no_more() -> None:
+def test_a_job_gets_this_environment_and_no_more() -> None:
     assert variables(on_slurm(gpus_per_node=4)) == {
         "PYTHONFAULTHANDLER": "1",
         "NCCL_DEBUG": "WARN",
         "TORCH_FR_BUFFER_SIZE": "2000",
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
     }
-
-
-def test_a_cpu_job_says_so_to_accelerate_and_hides_the_gpus() -> None:
     assert variables(on_slurm(nproc_per_node=2)) == {
         "PYTHONFAULTHANDLER": "1",
         "OMP_NUM_THREADS": "1",
@@ -48,12 +45,9 @@ def test_no_preset_sets_what_hides_faults() -> None:
         assert [name for name in variables(plan) if NEVER.fullmatch(name)] == []
 
 
-def test_every_variable_has_a_reason() -> None:
+def test_a_preset_adds_one_variable_and_every_variable_has_a_reason() -> None:
     plan = on_slurm(gpus_per_node=1, network=Network.EFA, env={"A": "b"}, timeout_s=60)
     assert all(len(variable.why) > 5 for variable in plan.env)
-
-
-def test_a_preset_adds_one_variable() -> None:
     plain = variables(on_slurm(gpus_per_node=1))
     for network, added in {
         Network.ETHERNET: {"NCCL_NET": "Socket"},
@@ -73,12 +67,9 @@ def test_the_flight_recorder_is_spelled_as_the_installed_torch_reads_it() -> Non
     }.items():
         found = variables(on_slurm(slurm_facts(packages={"torch": torch}), gpus_per_node=1))
         assert {name for name in found if name.endswith("BUFFER_SIZE")} == names, torch
-
-
-def test_the_users_size_of_the_flight_recorder_wins_in_either_spelling() -> None:
-    old = "TORCH_NCCL_TRACE_BUFFER_SIZE"
     found = variables(on_slurm(gpus_per_node=1, env={old: "50"}))
-    assert [value for name, value in found.items() if "BUFFER_SIZE" in name] == ["50"]
+    sizes = [value for name, value in found.items() if "BUFFER_SIZE" in name]
+    assert sizes == ["50"], "the user's size wins in either spelling"
 
 
 def test_the_users_variables_beat_ours_and_env_beats_network_env() -> None:
@@ -112,22 +103,14 @@ def test_who_a_rank_is_cannot_be_set() -> None:
             assert refused.value.hints
 
 
-def unset_by_env_sh() -> list[str]:
-    """Name what env.sh unsets; for each beginning, one variable."""
-    text = (Path(__file__).resolve().parents[2] / "templates" / "env.sh.j2").read_text()
+def test_what_is_unset_on_the_nodes_is_given_with_its_value_and_not_passed_on_by_name() -> None:
+    text = (ROOT / "templates" / "env.sh.j2").read_text()
     words = " ".join(re.findall(r"^unset (.*)$", text, re.MULTILINE)).split()
     assert "RANK" in words
-    return [re.sub(r'"\$\{!(\w+)@\}"', r"\1X", word) for word in words]
-
-
-def test_what_is_unset_on_the_nodes_is_not_passed_on_by_name() -> None:
-    for name in unset_by_env_sh():
+    for name in (re.sub(r'"\$\{!(\w+)@\}"', r"\1X", word) for word in words):  # one of each kind
         with pytest.raises(UsageError, match=name) as refused:
             on_slurm(pass_env=(name,))
         assert refused.value.hints
-
-
-def test_a_launchers_variable_that_is_meant_is_given_with_its_value() -> None:
     with pytest.raises(UsageError, match="unset on the nodes") as refused:
         on_slurm(pass_env=("ACCELERATE_LOG_LEVEL",))
     assert refused.value.hints == ("keep it with --env ACCELERATE_LOG_LEVEL=VALUE",)
@@ -155,11 +138,8 @@ def test_harmful_settings_are_refused() -> None:
     for asked, message in wrong:
         with pytest.raises(UsageError, match=message):
             on_slurm(**asked)
-
-
-def test_settings_that_only_look_harmful_are_taken() -> None:
-    asked = {"NCCL_SOCKET_IFNAME": "^lo,docker0", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
-    assert asked.items() <= variables(on_slurm(network_env=asked)).items()
+    taken = {"NCCL_SOCKET_IFNAME": "^lo,docker0", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+    assert taken.items() <= variables(on_slurm(network_env=taken)).items()
     assert on_slurm(network_interface="ib0").network_interface == "ib0"
 
 

@@ -8,17 +8,19 @@ from typing import Any
 import pytest
 
 from clusterrun.config.choices import Cluster, Device, Starter
-from clusterrun.config.hosts import HostList, parse_hostfile, split_hosts
-from clusterrun.config.spec import JobSpec
-from clusterrun.errors import UsageError
-from clusterrun.launch.facts import Facts
-from clusterrun.launch.hosts import (
+from clusterrun.config.hosts import (
     SOURCES,
+    HostList,
     allocation_hosts,
     allocation_source,
     choose_starter,
+    parse_hostfile,
+    split_hosts,
     without_excluded,
 )
+from clusterrun.config.spec import JobSpec
+from clusterrun.errors import UsageError
+from clusterrun.launch.facts import Facts
 from clusterrun.launch.make import make_plan
 from clusterrun.launch.plan import Plan
 from tests.launch.samples import here, on_slurm, slurm_facts
@@ -110,12 +112,13 @@ def test_without_an_allocation_the_variables_are_listed() -> None:
 def test_the_starter_follows_the_allocation(
     environ: dict[str, str], programs: set[str], starter: Starter
 ) -> None:
-    assert choose_starter(JobSpec(), Cluster.ALLOCATION, environ, programs.__contains__) is starter
-    assert choose_starter(JobSpec(), Cluster.SSH, environ, programs.__contains__) is Starter.SSH
+    has = programs.__contains__
+    assert choose_starter(Starter.AUTO, Cluster.ALLOCATION, environ, has) is starter
+    assert choose_starter(Starter.AUTO, Cluster.SSH, environ, has) is Starter.SSH
 
 
 def test_a_starter_that_cannot_start_is_refused() -> None:
-    asked = JobSpec(starter=Starter.BLAUNCH)
+    asked = Starter.BLAUNCH
     with pytest.raises(UsageError, match="blaunch was not found"):
         choose_starter(asked, Cluster.ALLOCATION, {}, {"ssh"}.__contains__)
     with pytest.raises(UsageError, match="needs an allocation"):

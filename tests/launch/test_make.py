@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 import clusterrun.launch
 import clusterrun.rendering
-from clusterrun.config.choices import Device, MixedPrecision, Strategy
+from clusterrun.config.choices import Device, GpuRequest, MixedPrecision, Strategy
 from clusterrun.errors import UsageError
 from clusterrun.launch.accelerate_argv import NodeLaunch, launch_argv
+from clusterrun.launch.facts import Facts
 from clusterrun.launch.plan import Plan, Precision
 from clusterrun.shared.own_modules import RUN_MODULE
 from tests.launch.samples import here, lines, local_facts, on_slurm, slurm_facts
@@ -29,7 +30,6 @@ def test_the_entry_is_a_script_or_a_module_with_its_arguments() -> None:
 def test_an_entry_that_cannot_run_is_refused() -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"script": None}, "no training script given"),
-        ({"module": "pkg"}, "both a script"),
         ({"args": ("a\0b",)}, "NUL byte"),
         ({"setup": ("a\0b",)}, "NUL byte"),
     ]
@@ -52,13 +52,13 @@ def test_the_name_is_readable_and_names_a_directory() -> None:
         assert (plan.name, lines(plan)["job-name"]) == (name, name)
 
 
-def test_none_with_more_than_one_process_is_refused() -> None:
-    with pytest.raises(
-        UsageError, match="strategy none runs one process, but the job has 4"
-    ) as refused:
+def test_a_strategy_that_has_too_many_or_too_few_processes_is_refused() -> None:
+    with pytest.raises(UsageError, match="none runs one process, but the job has 4") as refused:
         on_slurm(nodes=2, gpus_per_node=2, strategy=Strategy.NONE)
     assert "ddp" in refused.value.hints[0]
     assert on_slurm(gpus_per_node=1, strategy=Strategy.NONE).world_size == 1
+    with pytest.raises(UsageError, match="each node has one rank"):
+        on_slurm(nodes=4, gpus_per_node=1, strategy=Strategy.FSDP_HYBRID)
 
 
 def test_fsdp_without_gpus_is_refused_with_the_reason() -> None:
@@ -78,11 +78,6 @@ def test_deepspeed_runs_on_a_cpu_and_is_told_to_use_this_launcher() -> None:
         line = argv(on_slurm(nodes=2, gpus_per_node=1, strategy=strategy))
         assert line[line.index("--deepspeed_multinode_launcher") + 1] == "standard"
         assert "--deepspeed_config_file" not in line
-
-
-def test_hybrid_with_one_rank_a_node_has_nothing_to_shard() -> None:
-    with pytest.raises(UsageError, match="each node has one rank"):
-        on_slurm(nodes=4, gpus_per_node=1, strategy=Strategy.FSDP_HYBRID)
 
 
 def test_fsdp2_needs_torch_2_6() -> None:
@@ -170,17 +165,109 @@ def test_the_whole_line_of_a_node() -> None:
     assert argv(plan) == (*options.split(), *worker)
 
 
-def test_the_json_of_the_run_directory_is_named() -> None:
+def test_the_flags_that_only_some_lines_have() -> None:
     plan = on_slurm(nodes=2, gpus_per_node=1, strategy=Strategy.ZERO2)
     line = argv(plan, deepspeed_file="/runs/r/ds_config.json")
     assert line[line.index("--deepspeed_config_file") + 1] == "/runs/r/ds_config.json"
-
-
-def test_a_precision_that_the_file_decides_is_no_flag() -> None:
-    for precision in ("", "file"):
+    for precision in ("", "file"):  # the file decides
         assert "--mixed_precision" not in argv(on_slurm(gpus_per_node=1), precision=precision)
-
-
-def test_one_process_on_a_cpu_is_told_so_for_the_launcher_overwrites_the_environment() -> None:
-    assert "--cpu" in argv(on_slurm(strategy=Strategy.NONE))
+    assert "--cpu" in argv(on_slurm(strategy=Strategy.NONE))  # it overwrites the environment
     assert "--cpu" not in argv(on_slurm(nodes=2))  # would make it N worlds
+
+
+# Processes, device and GPUs: what is derived, and what is refused with a way out
+
+
+TWO_GPUS = local_facts(local_gpus=("0", "1"))
+FOUR_GPUS = local_facts(local_gpus=("4", "5", "6", "7"))
+
+
+def test_gpus_of_a_node_are_its_ranks_unless_these_are_asked_for() -> None:
+    plan = on_slurm(nodes=2, gpus_per_node=4)
+    assert (plan.procs_per_node, plan.world_size, plan.device) == (4, 8, Device.CUDA)
+    plan = on_slurm(nodes=2, gpus_per_node=4, nproc_per_node=2)
+    assert plan.world_size == 4
+    assert "2 of the 4 GPUs of each node stay idle" in plan.notes
+    plan = on_slurm(nodes=2, gpus_per_node=4, device=Device.CPU)
+    assert (plan.world_size, plan.gpus_per_node, plan.device) == (8, 4, Device.CPU)
+    assert on_slurm(device=Device.CUDA, gpu_request=GpuRequest.NONE).device is Device.CUDA
+
+
+def test_without_a_gpu_the_same_ranks_run_on_the_cpu_and_that_is_said() -> None:
+    """Whether none is here, or none is requested."""
+    for where, plan in (
+        ("requested", on_slurm(nodes=2, nproc_per_node=4)),
+        ("here", here(nodes=2, gpus_per_node=4)),
+    ):
+        assert (plan.world_size, plan.device) == (8, Device.CPU)
+        assert plan.notes == (f"no GPU {where}: 4 CPU processes per node over gloo",)
+    plan = here(TWO_GPUS, gpus_per_node=0, nproc_per_node=2)
+    assert (plan.device, plan.world_size) == (Device.CPU, 2)
+
+
+def test_here_each_gpu_has_a_rank_unless_some_are_chosen_in_their_order() -> None:
+    for asked, each, gpu_ids in (
+        ({}, 4, "4567"),
+        ({"nodes": 2}, 2, "4567"),  # simulated nodes split them
+        ({"gpu_ids": "7, 5"}, 2, "75"),
+    ):
+        plan = here(FOUR_GPUS, **asked)
+        assert (plan.procs_per_node, plan.gpu_ids) == (each, tuple(gpu_ids))
+
+
+ON_A_MAC = local_facts(platform="darwin")
+
+
+def test_one_process_on_a_mac_uses_its_gpu() -> None:
+    assert here(ON_A_MAC).device is Device.MPS
+    assert here(ON_A_MAC, nproc_per_node=2).device is Device.CPU
+
+
+IMPOSSIBLE: list[tuple[Facts | None, dict[str, Any], str]] = [
+    (TWO_GPUS, {"nodes": 2, "gpus_per_node": 2}, "2 x 2 GPUs requested, but only 2 may be used"),
+    (TWO_GPUS, {"nodes": 4}, "4 x 1 GPUs requested, but only 2 may be used here"),
+    (TWO_GPUS, {"gpu_ids": "0,2"}, "GPU 2 is not on this machine"),
+    (TWO_GPUS, {"gpu_ids": "0,0"}, "not a list of distinct GPUs"),
+    (TWO_GPUS, {"gpu_ids": "0,"}, "not a list of distinct GPUs"),
+    (TWO_GPUS, {"gpu_ids": "0", "device": Device.CPU}, "--device cpu uses none"),
+    (TWO_GPUS, {"gpus_per_node": 1, "nproc_per_node": 2}, "2 ranks of a node cannot share 1 GPU"),
+    (local_facts(), {"device": Device.CUDA}, "this machine has no usable GPU"),
+    (local_facts(), {"device": Device.MPS}, "this machine runs linux"),
+    (ON_A_MAC, {"device": Device.MPS, "nodes": 2}, "2 ranks cannot"),
+    # On Slurm
+    (None, {"gpus_per_node": 4, "nproc_per_node": 8}, "8 ranks of a node cannot share 4 GPUs"),
+    (None, {"device": Device.CUDA}, "no GPU is requested"),
+    (None, {"device": Device.MPS}, "Apple's GPU"),
+    (None, {"gpu_ids": "0,1"}, "the GPUs of this machine"),
+]
+
+
+def test_impossible_worlds_are_refused() -> None:
+    for facts, asked, message in IMPOSSIBLE:
+        with pytest.raises(UsageError, match=message) as refused:
+            here(facts, **asked) if facts else on_slurm(**asked)
+        assert refused.value.exit_code == 2
+
+
+def test_gpus_are_asked_for_once_and_counted() -> None:
+    args = (
+        "--gres=gpu:h100:4,--gres gpu:4,--gres=gpu,--gre=gpu:2,--gres=gpu:a100:2;shard:1,--gpus=16,"
+        "--gres=nvme:1;gpu:1g.5gb:3,--gpus-per-node=h100:4,--tres-per-node=gres/gpu:4,-G h100:16,"
+        "--gpu=4,--gpus-per-task=1,--tres-per-task=cpu=4;gres/gpu:1,--gpus-per-socket=a100:2,"
+        "--gres=shard:1"
+    )
+    taken: dict[str, Any] = {"gpu_request": GpuRequest.NONE, "gpus_per_node": 2}
+    for arg in args.split(","):
+        option = arg.replace(";", ",")
+        asked: list[dict[str, Any]] = [{}, {"gpus_per_node": 4}, {"gpu_request": GpuRequest.NONE}]
+        for each in asked:
+            with pytest.raises(UsageError, match="requests GPUs beside clusterrun") as refused:
+                on_slurm(nodes=2, sbatch_args=(option,), **each)
+            assert "--gpus-per-node COUNT" in refused.value.hints[0]
+        plan = on_slurm(nodes=2, sbatch_args=(option,), **taken)
+        assert (plan.device, plan.procs_per_node) == (Device.CUDA, 2)
+        assert " " not in plan.sbatch_args[0]
+    with pytest.raises(UsageError, match="requests GPUs beside clusterrun"):
+        on_slurm(gpus_per_node=4, srun_args=("--gres=gpu:4",))
+    with pytest.raises(UsageError, match="contains several options"):
+        on_slurm(sbatch_args=("-p gpu -A nlp",))

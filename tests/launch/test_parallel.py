@@ -8,9 +8,8 @@ import pytest
 import yaml
 
 from clusterrun.config.choices import Strategy
-from clusterrun.config.parallel import FIELDS, Parallel
 from clusterrun.errors import ConfigError, UsageError
-from clusterrun.launch.plan import Plan
+from clusterrun.launch.plan import SIZE_FIELDS, Parallel, Plan
 from clusterrun.rendering.bundle import render_bundle
 from tests.launch.samples import VERSIONS, on_slurm, slurm_facts
 
@@ -144,7 +143,7 @@ def test_sizes_that_are_no_numbers_or_given_twice_are_refused() -> None:
     for size in (0, "2"):
         with pytest.raises(ConfigError, match="must be a whole number"):
             own({"tp": size})
-    for field in FIELDS.values():
+    for field in SIZE_FIELDS.values():
         with pytest.raises(UsageError, match=f"launch.{field} cannot be combined with a.yaml"):
             own({}, **{field: 2})
 

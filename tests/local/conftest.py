@@ -1,5 +1,3 @@
 """Give these tests a project with the examples and the scripts of tests/scripts."""
 
-from tests.road import a_project
-
-__all__ = ["a_project"]
+from tests.road import a_project  # noqa: F401

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
 
-from tests.patience import patience
+from tests.patience import patience, wait_for
 from tests.road import LIGHT, Project, wait_for_none
+from tests.scripts import chatter
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
 
@@ -91,3 +93,93 @@ def test_cancel_awaits_what_a_script_saves_in_its_own_handler(
     assert here.ok("resume", job_id, "--wait")
     assert here.logs(job_id).count("continues") == 4
     assert here.cli("cancel", job_id).returncode == 0
+
+
+# Logs
+
+
+TWO = ("--cluster", "local", "--nodes", "2", *LIGHT)
+
+
+def test_a_burst_of_many_lines_is_followed_whole_and_in_order(here: Project) -> None:
+    amount = 100_000
+    job_id = here.submit(*TWO, "--gpus-per-node", "1", "chatter.py", "burst", str(amount))
+    watcher = here.start("logs", job_id, "-f", "-a", "-n", "all", "-o", "raw")
+    try:
+        wait_for(lambda: len(here.events_of(job_id, "rank_start")) == 2, "both ranks")
+        (here.path / "go").touch()
+        for rank in range(2):
+            wait_for((here.path / "said" / f"1-{rank}.done").exists, f"the burst of rank {rank}")
+        (here.path / "leave").touch()
+        assert watcher.end(120) == 0, watcher.err
+    finally:
+        watcher.process.kill()
+        here.cli("cancel", job_id)
+    assert "COMPLETED" in watcher.err
+    for rank in range(2):
+        mine = [text for text in watcher.out.splitlines(keepends=True) if chatter.is_of(text, rank)]
+        expected = b"".join(chatter.burst(rank, amount))
+        assert chatter.difference(b"".join(mine), expected) == "", rank
+
+
+@pytest.mark.long
+def test_a_cap_on_lines_counts_what_it_leaves_out(here: Project) -> None:
+    cap = ("--set", "logs.max_lines_per_s=50")
+    argv = (*TWO, "--nodes", "1", "--gpus-per-node", "1", *cap, "chatter.py", "lines", "1000")
+    done = here.cli("submit", "--wait", *argv)
+    assert done.returncode == 0, done.stderr
+    told = here.json_lines("logs", "L1", "--rank", "0", "-n", "all")
+    texts = [entry["text"] for entry in told if entry["type"] == "line"]
+    lost = sum(entry["bytes"] for entry in told if entry["type"] == "gap")
+    assert 50 <= len(texts) < 2000
+    kept = here.raw_logs("L1", "--rank", "0")
+    written = [text for stream in ("out", "err") for text in chatter.lines(0, stream, 1000)]
+    assert len(kept) + lost == sum(map(len, written))
+
+
+# A plain Trainer is killed, trains on in the same job and after `resume`, as if undisturbed
+
+
+TWO_RANKS = ("--cluster", "local", "--nproc-per-node", "2", "--device", "cpu", "--wait")
+TRAINER = """
+import os, sys, torch
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+class Model(torch.nn.Linear):
+    def forward(self, x, labels):
+        out = torch.nn.functional.dropout(super().forward(x), 0.3, self.training).squeeze(1)
+        return {"loss": ((out - labels) ** 2).mean()}
+
+class Fault(TrainerCallback):
+    def on_step_begin(self, args, state, control, **_):
+        step = str(state.global_step)
+        if step in sys.argv[2:] and args.process_index and not os.path.exists(step):
+            open(step, "w")
+            os.kill(os.getpid(), 9)
+
+torch.manual_seed(0)
+data = [{"x": torch.full((4,), n / 40), "labels": torch.tensor(n / 20)} for n in range(60)]
+args = TrainingArguments(
+    sys.argv[1], num_train_epochs=1, per_device_train_batch_size=2, save_steps=4,
+    save_total_limit=1, logging_steps=1, use_cpu=True, report_to=[],
+)
+Trainer(Model(4, 1), args, train_dataset=data, callbacks=[Fault()]).train()
+"""
+
+
+def test_a_plain_trainer_trains_on_from_its_own_checkpoints(here: Project) -> None:
+    (here.path / "plain.py").write_text(TRAINER)
+    here.ok("submit", *TWO_RANKS, "plain.py", "whole")
+    done = here.cli("submit", *TWO_RANKS, "--max-restarts", "1", "plain.py", "cut", "5", "9")
+    assert done.returncode == 137, done.stderr
+    saved = here.path / "cut" / "checkpoint-8"
+    assert f"the Trainer saved {saved}\n" in here.ok("status", "L2")
+    done = here.cli("resume", "L2", "--wait")
+    assert done.returncode == 0, done.stderr
+    assert f"  from       {saved}\n" in done.stderr
+    began = [event["step"] for event in here.events_of("L2", "resumed")]
+    assert began == [0, 4, 8]
+    states = [here.path / out / "checkpoint-15/trainer_state.json" for out in ("whole", "cut")]
+    whole, cut = (json.loads(state.read_text())["log_history"] for state in states)
+    assert len(whole) == 15
+    assert cut == whole  # every loss, in full

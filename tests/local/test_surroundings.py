@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.patience import patience
+from tests.patience import finished
 from tests.road import Project
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
@@ -44,15 +43,7 @@ OWN = {
 
 
 def run(here: Project, *argv: str) -> None:
-    done = subprocess.run(
-        [CLUSTERRUN, *argv],
-        cwd=here.path,
-        env=here.environ,
-        capture_output=True,
-        text=True,
-        timeout=240 * patience(),
-        check=False,
-    )
+    done = finished([CLUSTERRUN, *argv], timeout_s=240, cwd=here.path, env=here.environ)
     assert done.returncode == 0, done.stderr + done.stdout
 
 

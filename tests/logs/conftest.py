@@ -2,6 +2,4 @@
 
 from __future__ import annotations
 
-from tests.logs.runs import ended, here, run
-
-__all__ = ["ended", "here", "run"]
+from tests.logs.runs import ended, here, run  # noqa: F401

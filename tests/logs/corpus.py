@@ -7,9 +7,8 @@ from pathlib import Path
 
 from clusterrun.logformat.lines import RECORDS, STAMPED, LogLine, Stream, who_wrote
 from clusterrun.logformat.symptoms import Classifier
-from clusterrun.logs.files import find_files
 from clusterrun.logs.merge import merge_sources
-from clusterrun.logs.sources import EVERYTHING, Query, Source, sources_of
+from clusterrun.logs.sources import EVERYTHING, Query, Source, find_files, sources_of
 from clusterrun.rundir.paths import RunPaths
 
 T0 = 1_700_000_000_000_000
@@ -46,13 +45,7 @@ def side_lines(log: bytes) -> Iterator[bytes]:
 
 
 def line(
-    time_us: int,
-    node: str,
-    rank: int | None,
-    stream: str,
-    text: bytes,
-    *,
-    offset: int = 0,
+    time_us: int, node: str, rank: int | None, stream: str, text: bytes, *, offset: int = 0
 ) -> LogLine:
     return LogLine(
         epoch_us=time_us,

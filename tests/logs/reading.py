@@ -13,8 +13,7 @@ from clusterrun.logformat.lines import LogLine, Stream, parse_line
 from clusterrun.logs import merge
 from clusterrun.logs import sources as sources_module
 from clusterrun.logs import tail as newest_module
-from clusterrun.logs.files import FileKind, LogFile
-from clusterrun.logs.sources import Source
+from clusterrun.logs.sources import FileKind, LogFile, Source
 from clusterrun.shared.hostlist import natural_key
 from tests.logs.corpus import T0, raw
 

@@ -17,10 +17,11 @@ from unittest import mock
 
 import pytest
 
-from clusterrun.backends.local import process
+from clusterrun.backends.local.backend import boot_id, identity
 from clusterrun.cli.main import main
 from clusterrun.config.choices import Cluster
 from clusterrun.rundir import record as records
+from clusterrun.rundir.attempt import amend_attempt
 from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.rundir.record import JobRecord
 from tests.logs.corpus import T0, raw, write_log
@@ -50,9 +51,9 @@ class LogsCommand:
         controller = {
             "schema": "clusterrun.controller/1",
             "pid": os.getpid(),
-            "identity": process.identity(os.getpid()),
+            "identity": identity(os.getpid()),
             "host": socket.gethostname(),
-            "boot_id": process.boot_id(),
+            "boot_id": boot_id(),
             "started_at": time.time() - seconds_ago,
         }
         self.paths.controller.write_text(json.dumps(controller))
@@ -187,7 +188,6 @@ def run(here: LogsCommand) -> LogsCommand:
         raw(T0 + 5 * SECOND, 9, "o", "after"),
     ]
     here.write("n2", *trouble)
-    world = {"schema": "clusterrun.world/1", "nodes": ["n1", "n2"], "procs_per_node": 8}
-    here.paths.world(1).write_text(json.dumps(world))
+    amend_attempt(here.paths, 1, nodes=("n1", "n2"), procs_per_node=8)
     here.end("FAILED", 1)
     return here

@@ -18,7 +18,7 @@ from clusterrun.rundir.outcome import Cause
 from tests.cli.outcomes import outcome
 from tests.logs.corpus import T0, raw
 from tests.logs.runs import LogsCommand, without_times
-from tests.patience import patience
+from tests.patience import finished, patience
 
 
 def test_default_is_rank_0_the_launcher_and_the_errors_of_all(ended: LogsCommand) -> None:
@@ -213,14 +213,11 @@ def test_ctrl_c_ends_the_watching_and_says_that_the_job_goes_on(
 def test_a_reader_that_goes_away_ends_it_quietly(here: LogsCommand) -> None:
     here.start()
     here.write("n1", *(raw(T0 + i, 0, "o", "x" * 100) for i in range(5000)))
-    done = subprocess.run(
+    done = finished(
         ["bash", "-c", '"$@" | head -n 1; echo "${PIPESTATUS[0]}"', "-", *here.argv("-n", "all")],
+        check=True,
         cwd=here.path,
         env=here.environ,
-        capture_output=True,
-        text=True,
-        timeout=60 * patience(),
-        check=True,
     )
     assert without_times(done.stdout).splitlines() == ["n1:0  | " + "x" * 100, "141"]
     assert done.stderr == "using job L1 (sft, newest run in runs)\n"

@@ -10,12 +10,10 @@ from typing import Any
 
 import pytest
 
-from clusterrun.cli.logs.printer import LogPrinter
-from clusterrun.cli.logs.reading import print_joined, print_left
-from clusterrun.cli.logs.request import Request
-from clusterrun.logs.files import LogFile
+from clusterrun.cli.logs import print_joined, print_left
+from clusterrun.cli.logs_view import LogPrinter, Request
 from clusterrun.logs.follow import Left
-from clusterrun.logs.sources import EVERYTHING, Query
+from clusterrun.logs.sources import EVERYTHING, LogFile, Query
 from clusterrun.rundir.paths import RunPaths
 from tests.logs.corpus import T0, line
 
@@ -54,10 +52,7 @@ def use_stdout(monkeypatch: pytest.MonkeyPatch, *, is_terminal: bool = False) ->
 def printer(*, world_size: int = 16, is_following: bool = False, **wanted: Any) -> LogPrinter:
     wanted.setdefault("query", EVERYTHING)
     request = Request(
-        record=PrintedRun(world_size=world_size),
-        catalogue=None,
-        attempts=(1,),
-        **wanted,
+        record=PrintedRun(world_size=world_size), catalogue=None, attempts=(1,), **wanted
     )
     return LogPrinter(request=request, nodes=["n1"], is_following=is_following)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,12 +11,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clusterrun.errors import ClusterrunError
 from clusterrun.logformat.lines import SIDE_TEXT_BYTES, STAMPED
-from clusterrun.logs.files import FileKind, LogFile, find_files
 from clusterrun.logs.merge import merge_sources
-from clusterrun.logs.sources import EVERYTHING, OVERVIEW, Query, seek_time, sources_of
+from clusterrun.logs.sources import (
+    EVERYTHING,
+    OVERVIEW,
+    FileKind,
+    LogFile,
+    OpenFiles,
+    Query,
+    find_files,
+    seek_time,
+    sources_of,
+)
 from clusterrun.node.forward.logfile import NodeLog as AgentLog
 from clusterrun.node.forward.stamp import Piece
+from clusterrun.rundir.attempt import amend_attempt
 from clusterrun.rundir.paths import RunPaths
 from tests.logs.corpus import T0, choose_sources, raw, texts, write_log
 from tests.logs.reading import blocks_of, contents, newest, write
@@ -48,8 +59,7 @@ class LoggedRun:
             self.paths.log_errors(1, node).write_bytes(b"".join(self.sides[node]))
             self.paths.log(1, node).with_suffix(".idx").write_bytes(b"of an older release")
         if world:
-            found = {"schema": "clusterrun.world/1", "nodes": ["n1", "n2"], "procs_per_node": 2}
-            self.paths.world(1).write_text(json.dumps(found))
+            amend_attempt(self.paths, 1, nodes=("n1", "n2"), procs_per_node=2)
         return self.paths
 
     def read(self, query: Query) -> list[str]:
@@ -86,7 +96,7 @@ WRONG = ["ValueError: no", "KeyError: 7", "o 4096 spool full"]
 def test_everything_is_every_line_but_the_ends_of_logs(run: LoggedRun) -> None:
     run.write()
     assert run.read(EVERYTHING) == ALL
-    with_ends = sources_of(find_files(run.paths, 1), EVERYTHING, ends=True)
+    with_ends = sources_of(find_files(run.paths, 1), EVERYTHING, live=True)
     assert texts(merge_sources(with_ends)) == [*ALL, "0 complete"]
     assert run.opened(EVERYTHING) == ["n1.log", "n2.log"]
 
@@ -133,7 +143,7 @@ def test_of_a_rank_only_the_log_of_its_node_is_opened(run: LoggedRun) -> None:
 def test_without_a_world_all_files_are_read_for_a_rank(run: LoggedRun, world: str) -> None:
     run.write(world=False)
     if world:
-        run.paths.world(1).write_text(world)
+        run.paths.attempt_record(1).write_text(world)
     assert run.read(Query(ranks=frozenset({2}))) == ["step 1 of rank 2", "o 4096 spool full"]
     assert run.read(OVERVIEW) == NOTED
 
@@ -203,11 +213,7 @@ def test_long_error_lines_are_read_as_the_agent_wrote_them(tmp_path: Path, query
     for i, text in enumerate(texts):
         file.add(Piece(text.encode(), is_cut=not text.endswith("\n")), T0 + i, "1", "e")
     file.flush()
-    assert _shown(query, paths) == [
-        (LONG, False),
-        (texts[1] + "…", False),
-        ("OSError: z", False),
-    ]
+    assert _shown(query, paths) == [(LONG, False), (texts[1] + "…", False), ("OSError: z", False)]
 
 
 def test_output_that_nobody_stamped_is_searched_too(tmp_path: Path) -> None:
@@ -247,3 +253,54 @@ def test_a_moment_is_found_where_a_look_at_each_line_finds_it(
     end = data.draw(st.sampled_from(places))
     with blocks_of(block):
         assert seek_time(file, T0 + time_us, end) == linear(content, T0 + time_us, end)
+
+
+# Finding log files and reading stretches of them
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    paths = RunPaths(root=tmp_path)
+    for node in ("n10", "n2", "n\udcff"):
+        write_log(paths, 1, node, [b"x\n"])
+    for node in ("n10", "n\udcff"):
+        paths.log_errors(1, node).unlink()
+    paths.nccl_log(1, "n2").parent.mkdir()
+    return paths
+
+
+def test_logs_are_found_in_the_order_people_count_in(paths: RunPaths) -> None:
+    assert [file.node for file in find_files(paths, 1)] == ["n2", "n10", "n\udcff", "n2"]
+    assert [file.node for file in find_files(paths, 1, frozenset({"n10", "n7"}))] == ["n10"]
+    assert find_files(paths, 2) == []
+
+
+def test_each_file_says_what_it_holds(paths: RunPaths) -> None:
+    amend_attempt(paths, 1, nodes=("n2", "n10"), procs_per_node=4)
+    _, log, unknown, side = find_files(paths, 1)
+    assert (log.kind, log.ranks) == (FileKind.LOG, range(4, 8))
+    assert (side.kind, side.ranks, side.path) == (
+        FileKind.ERRORS,
+        range(4),
+        paths.log_errors(1, "n2"),
+    )
+    assert unknown.ranks is None
+
+
+def test_a_directory_that_cannot_be_read_is_named(paths: RunPaths) -> None:
+    paths.logs_dir.joinpath("a2").write_bytes(b"")
+    with pytest.raises(ClusterrunError) as caught:
+        find_files(paths, 2)
+    assert caught.value.message == f"cannot read {paths.logs_dir / 'a2'}"
+
+
+def test_descriptors_are_kept_and_given_back(paths: RunPaths) -> None:
+    path = paths.log(1, "n2")
+    before = len(os.listdir("/proc/self/fd"))
+    with OpenFiles() as files:
+        assert files.read(path, 0, 9) == b"x\n"
+        path.unlink()
+        assert files.read(path, 1, 9) == b"\n"
+        assert files.read(path, 2, 9) == b""
+        assert len(os.listdir("/proc/self/fd")) == before + 1
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -19,19 +19,10 @@ from tests.logs.corpus import T0, line
 class View:
     """A view, and what it has written since it was last asked."""
 
-    def __init__(
-        self,
-        *,
-        nodes: tuple[str, ...] = (),
-        world_size: int = 1,
-        **style: Any,
-    ) -> None:
+    def __init__(self, *, nodes: tuple[str, ...] = (), world_size: int = 1, **style: Any) -> None:
         self._written: list[bytes] = []
         self.view = TextView(
-            write=self._written.append,
-            nodes=nodes,
-            world_size=world_size,
-            **style,
+            write=self._written.append, nodes=nodes, world_size=world_size, **style
         )
 
     def take(self) -> list[str]:

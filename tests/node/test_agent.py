@@ -12,8 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from clusterrun.backends.hosts.mirror import Receiver, bundle, news, write_bundle
 from clusterrun.config.choices import Device, Launcher, MixedPrecision, Preflight
 from clusterrun.errors import NodeExit
+from clusterrun.rundir.attempt import take_attempt
+from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.usage import read_latest
 from tests.health.stand_in import stand_in
 from tests.node.jobs import ROOT, STUB, AgentJob
@@ -58,7 +61,7 @@ def test_two_nodes_run_their_ranks_and_leave_together(stub_job: Make) -> None:
     assert job.errors() == ""
     job.assert_clean()
     assert job.spools() == []
-    written = [job.paths.log(1, "local0"), job.paths.events("local1"), job.paths.link_secret(1)]
+    written = [job.paths.log(1, "local0"), job.paths.events("local1"), job.paths.attempt_record(1)]
     assert [oct(path.stat().st_mode & 0o777) for path in written] == ["0o600"] * 3
 
 
@@ -173,6 +176,23 @@ def test_a_launcher_that_starts_no_rank_and_ends_well_has_failed(stub_job: Make)
     assert job.wait() == [1]
     assert "the launcher exited with status 0 after 0 of 2 ranks had started" in job.errors()
     assert job.events("failed")[0]["cause"] == "launcher"
+
+
+ENDS_AT_ONCE = """
+import os
+if "RANK" in os.environ:
+    os._exit(0)
+"""
+
+
+def test_new_interpreters_that_end_before_they_begin_have_failed(
+    stub_job: Make, tmp_path: Path
+) -> None:
+    job = stub_job(HELLO, nodes=1, world_contract=True, launcher=Launcher.DIRECT)
+    (tmp_path / "sitecustomize.py").write_text(ENDS_AT_ONCE)
+    job.start_node(0, PYTHONPATH=f"{tmp_path}:{STUB}:{ROOT}")
+    assert job.wait() == [1]
+    assert "the launcher exited with status 0 after 0 of 2 ranks had started" in job.errors()
 
 
 def test_ranks_that_leave_without_a_word_have_started_all_the_same(stub_job: Make) -> None:
@@ -448,3 +468,50 @@ def test_a_check_that_fails_since_the_start_is_noted(stub_job: Make, tmp_path: P
         for node in ("local0", "local1")
         if any(row[3].startswith(line) for row in job.log(node))
     ] == ["local1"]
+
+
+# Run directories in different places, and what the home has of both
+
+
+PRINTS_STEPS = """
+import os, sys, time
+for step in range(30):
+    where = os.environ["CLUSTERRUN_RUN_DIR"]
+    print("rank", os.environ["RANK"], "step", step, "in", where, flush=True)
+    time.sleep(0.02)
+if os.environ["RANK"] == os.environ.get("FAILS"):
+    raise SystemExit(3)
+"""
+
+
+@pytest.mark.parametrize("fails", ["", "3"])
+def test_a_node_with_a_run_directory_of_its_own_takes_part(
+    stub_job: Callable[..., AgentJob], tmp_path: Path, fails: str
+) -> None:
+    job = stub_job(PRINTS_STEPS)
+    host = RunPaths(root=tmp_path / "gpu2" / "runs" / "job" / "run1")
+    take_attempt(job.paths, 1, "me")
+    write_bundle(host.root, bundle(job.paths))
+    job.start_node(0, FAILS=fails)
+    home, job.paths = job.paths, host
+    job.paths.slurm_dir.mkdir()
+    member = job.start_node(1, FAILS=fails, TMPDIR=str(tmp_path))
+    job.paths = home
+    receiver = Receiver(root=home.root, node="local1")
+    deadline = time.monotonic() + 60 * patience()
+    is_whole = False
+    while not is_whole and time.monotonic() < deadline:
+        has_ended, wanted = member.poll() is not None, receiver.wants()
+        assert wanted
+        parts = list(news(host.root, **wanted, shifts={}))
+        for path, at, data in parts[:1] if not has_ended else parts:
+            receiver.take(path, at, data)
+        is_whole = has_ended and not parts
+        time.sleep(0.02)
+    assert [bool(code) for code in job.wait()] == [bool(fails)] * 2
+    assert home.log(1, "local1").read_bytes() == host.log(1, "local1").read_bytes()
+    lines = [text for _, rank, _, text in job.log("local1") if rank == "3"]
+    assert lines[:30] == [f"rank 3 step {n} in {host.root}" for n in range(30)]
+    assert [event["code"] for event in job.events("ended")] == [3 if fails else 0] * 2
+    assert {event["node"] for event in job.events("failed")} == ({"local1"} if fails else set())
+    job.assert_clean()

@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from clusterrun.health.gpu_answer import Answer, GpuAnswer
+from clusterrun.health.gpus import Answer, GpuAnswer
 from clusterrun.health.nvml import NvmlGpu
-from clusterrun.node.agent import preparation
 from clusterrun.node.base import processes
-from clusterrun.node.base.causes import (
-    Cause,
-    Failure,
-    NodeError,
-    first_failure,
-    lost_node,
-)
+from clusterrun.node.base.causes import Cause, Failure, NodeError, first_failure, lost_node
 from clusterrun.node.base.identity import identity
 from clusterrun.node.base.ports import candidate_ports, free_port, listening_socket
+from clusterrun.node.base.tasks import SharedDisk, Tasks, guarded
 from clusterrun.node.forward.spool import Spool
+from clusterrun.node.watch import preflight
 from clusterrun.node.watch.ranks import Ranks
 from clusterrun.shared.shell import Completed
-from tests.patience import wait_for
+from tests.patience import patience, wait_for
 
 
 def failure(**changes: Any) -> Failure:
@@ -65,7 +62,13 @@ async def test_a_rank_that_has_reported_its_failure_is_not_waited_for_if_one_loo
 ) -> None:
     found: list[Failure] = []
     spool = Spool(root=tmp_path)
-    ranks = Ranks(spool=spool, node="n1", happened=lambda event: None, failed=found.append)
+    ranks = Ranks(
+        spool=spool,
+        node="n1",
+        launched=dict,
+        happened=lambda event: None,
+        failed=found.append,
+    )
     now = time.time()
     events = (
         {"ts": now, "type": "rank_start", "pid": os.getpid()},
@@ -154,21 +157,21 @@ def answer(*gpus: dict[str, Any], **fields: str) -> GpuAnswer:
 )
 def test_visible_devices_are_counted_as_cuda_does(visible: str, count: int) -> None:
     env = {"CUDA_VISIBLE_DEVICES": visible, "SLURM_GPUS_ON_NODE": "8"}
-    assert preparation.visible_gpus(env, answer()) == count
-    assert count or preparation.gpu_capabilities(env, answer(H100)) == ()
+    assert preflight.visible_gpus(env, answer()) == count
+    assert count or preflight.gpu_capabilities(env, answer(H100)) == ()
 
 
 def test_slurms_number_counts_where_no_device_is_named_and_then_the_drivers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert preparation.visible_gpus({"SLURM_GPUS_ON_NODE": "8"}, answer()) == 8
-    assert preparation.visible_gpus({}, answer(H100, T4)) == 2
-    assert preparation.visible_gpus({}, answer(absent="no driver")) is None
-    assert preparation.gpu_capabilities({}, answer(H100, T4)) == ((9, 0), (7, 5))
+    assert preflight.visible_gpus({"SLURM_GPUS_ON_NODE": "8"}, answer()) == 8
+    assert preflight.visible_gpus({}, answer(H100, T4)) == 2
+    assert preflight.visible_gpus({}, answer(absent="no driver")) is None
+    assert preflight.gpu_capabilities({}, answer(H100, T4)) == ((9, 0), (7, 5))
     done = Completed(rc=0, stdout="a warning\n[[9, 0], [8, 0]]\n", stderr="")  # torch's, apart
-    monkeypatch.setattr(preparation.shell, "run_once", lambda *_: done)
+    monkeypatch.setattr(preflight.shell, "run_once", lambda *_: done)
     for unknown in (answer(absent="no driver"), answer(H100, {}), answer(H100, problem="it hangs")):
-        assert preparation.gpu_capabilities({}, unknown) == ((9, 0), (8, 0))
+        assert preflight.gpu_capabilities({}, unknown) == ((9, 0), (8, 0))
 
 
 TREE = "sleep 60 & (sleep 61 & exec sleep 62) & wait"
@@ -196,3 +199,67 @@ def test_a_wrong_call_shows_the_usage(argv: tuple[str, ...]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("usage: python -m clusterrun.node agent RUN_DIR ATTEMPT")
+
+
+# Beside the main work: a task that fails is noticed, a disk may stall
+
+
+async def fail(after_s: float = 0.0) -> None:
+    await asyncio.sleep(after_s)
+    raise ValueError("it broke")
+
+
+async def test_a_task_that_fails_is_noticed_and_others_run_on() -> None:
+    found: list[tuple[str, str]] = []
+    asyncio.get_running_loop().set_exception_handler(
+        lambda loop, context: found.append((context["message"], str(context["exception"])))
+    )
+    tasks = Tasks()
+    tasks.start(fail())
+    lasting = tasks.start(asyncio.sleep(60))
+    await asyncio.sleep(0.05)
+    assert list(tasks) == [lasting]
+    tasks.cancel()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert len(tasks) == 0
+    assert found == [("fail failed", "it broke")]
+
+
+async def test_what_a_guard_raises_ends_the_waiting() -> None:
+    with pytest.raises(ValueError, match="it broke"):
+        await guarded(asyncio.sleep(60), fail())
+    assert await guarded(asyncio.sleep(0.01, "done"), fail(60)) == "done"
+
+
+async def test_work_on_the_shared_disk_is_done_in_order_while_the_loop_runs() -> None:
+    done: list[int] = []
+
+    may_end = threading.Event()
+
+    def slow(number: int) -> int:
+        may_end.wait(60 * patience())
+        done.append(number)
+        return number
+
+    disk = SharedDisk()
+    futures = [disk.do(lambda number=number: slow(number)) for number in range(3)]
+    await asyncio.sleep(0.05)
+    assert done == []
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(futures[0], 0.01)
+    may_end.set()
+    assert await asyncio.gather(*futures[1:]) == [1, 2]
+    assert done == [0, 1, 2]
+    with pytest.raises(ZeroDivisionError):
+        await disk.do(lambda: 1 // 0)
+    assert await disk.do(lambda: 5) == 5
+
+
+def test_a_disk_that_hangs_keeps_nobody_from_leaving() -> None:
+    async def story() -> Any:
+        return SharedDisk().do(threading.Event().wait)
+
+    since = time.monotonic()
+    asyncio.run(story())
+    assert time.monotonic() - since < 5 * patience()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,13 @@ import pytest
 
 from clusterrun.config.choices import Cluster
 from clusterrun.launch.plan import Plan
+from clusterrun.node.base.causes import Ending, Failure, NodeError, cancelled, lost_node
+from clusterrun.node.recovery.account import Account
 from clusterrun.node.recovery.conclude import conclude, past
-from clusterrun.node.recovery.rules import Decision
-from clusterrun.rundir.claims import take_attempt
+from clusterrun.node.recovery.rules import LOSSES, Decision
+from clusterrun.rundir.attempt import amend_attempt, read_attempt, take_attempt
 from clusterrun.rundir.outcome import Cause, Next, Outcome, Reason, write_outcome
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.world import write_world
 from clusterrun.shared import checkpoint_files
 from tests.launch.samples import here, on_slurm
 
@@ -41,7 +41,7 @@ class EndedAttempts:
 
     def attempt(self, number: int, outcome: Mapping[str, Any] | None = None) -> None:
         self.paths.attempt(number).mkdir()
-        self.paths.owner(number).write_text("42\n")
+        amend_attempt(self.paths, number, owner="42")
         about = {"attempt": number, "job_id": "42", "started_at": 1.0, "ended_at": 2.0}
         killed = {"code": 137, "cause": Cause.SIGNAL, "reason": "rank 1 on n2: killed by SIGKILL"}
         if outcome is not None:
@@ -49,7 +49,7 @@ class EndedAttempts:
             write_outcome(self.paths, Outcome(**values))
 
     def world(self, number: int) -> None:
-        write_world(self.paths, number, ["n1", "n2"], 1)
+        amend_attempt(self.paths, number, nodes=("n1", "n2"), procs_per_node=1)
 
     def events(self, node: str, *events: Mapping[str, Any]) -> None:
         lines = "".join(f"{json.dumps({'ts': 1.0, **event})}\n" for event in events)
@@ -83,7 +83,7 @@ def test_the_decision_is_written_into_what_the_agents_left(run: EndedAttempts) -
     assert (outcome.why, outcome.step, outcome.checkpoint) == (decision.why, 120, 100)
     assert outcome.why == "rank 1 on n2: killed by SIGKILL"
     assert run.paths.outcome(1).stat().st_mode & 0o777 == 0o600
-    assert {p.name for p in run.paths.attempt(1).iterdir()} == {"outcome.json", "owner"}
+    assert {p.name for p in run.paths.attempt(1).iterdir()} == {"outcome.json", "attempt.json"}
 
 
 @pytest.mark.parametrize("text", [None, '{"schema": "another/1"}'])
@@ -94,12 +94,8 @@ def test_where_the_agents_left_no_word_the_events_tell_how_far_it_came(
     run.world(1)
     if text is not None:
         run.paths.outcome(1).write_text(text)
-    run.events(
-        "n1",
-        {"type": "step", "step": 100, "attempt": 1},
-        {"type": "checkpoint", "step": 100, "attempt": 1},
-        {"type": "step", "step": 120, "attempt": 1},
-    )
+    told = (("step", 100), ("checkpoint", 100), ("step", 120))
+    run.events("n1", *({"type": kind, "step": step, "attempt": 1} for kind, step in told))
     run.events("n2", {"type": "rank_start", "rank": 2, "attempt": 1})
     run.reachable = ("n1", "n2")
     decision, outcome = run.conclude(1, 137)
@@ -118,12 +114,8 @@ def test_what_was_trained_and_saved_again_counts_and_what_was_begun_with_does_no
     for number in (2, 3):  # that of step 100 was damaged; they went on from step 40
         run.attempt(number, {"step": 90, "next": Next.RELAUNCH})
         run.world(number)
-        run.events(
-            "n1",
-            {"type": "checkpoint", "step": 40, "attempt": number},
-            {"type": "step", "step": 41, "attempt": number},
-            {"type": "checkpoint", "step": resaved, "attempt": number},
-        )
+        told = (("checkpoint", 40), ("step", 41), ("checkpoint", resaved))
+        run.events("n1", *({"type": kind, "step": step, "attempt": number} for kind, step in told))
     assert run.conclude(3)[0].next is next_step
 
 
@@ -150,9 +142,7 @@ def test_what_was_before_a_person_resumed_does_not_count(run: EndedAttempts) -> 
     assert [outcome.attempt for outcome in past(run.paths, 3)] == [2]
 
 
-def test_attempts_whose_outcomes_a_full_disk_took_do_not_go_on_for_ever(
-    run: EndedAttempts,
-) -> None:
+def test_attempts_whose_outcomes_a_full_disk_took_do_not_go_on_for_ever(run: EndedAttempts) -> None:
     run.events("n1", {"type": "checkpoint", "step": 100, "attempt": 1})
     nexts = []
     for number in range(1, 7):
@@ -239,7 +229,7 @@ def test_what_an_attempt_printed_tells_why_no_agent_could(
     assert take_attempt(run.paths, 2, "me")
     with run.paths.batch_output.open("a") as output:
         output.write(f"clusterrun: attempt 1: relaunch: x\n{text}")
-    os.utime(run.paths.owner(2), (5.0, 5.0))
+    amend_attempt(run.paths, 2, taken_at=5.0)
     _, outcome = run.conclude(2, 1)
     assert (outcome.reason, outcome.cause) == (reason, Cause.LAUNCHER)
     assert outcome.started_at == 5.0
@@ -276,3 +266,104 @@ def test_a_damaged_plan_is_an_error_that_callers_catch(run: EndedAttempts, text:
     run.plan(json.dumps(plan) if text == "another release" else text)
     with pytest.raises(ValueError):  # noqa: PT011 - json says what is wrong, plan.py, or nobody
         run.conclude(1)
+
+
+# What is left of an attempt: one outcome, and how far it came
+
+
+FAILURE = Failure(
+    at=5.0, node="n2", rank=3, code=1, signal=0,
+    cause=Cause.EXCEPTION, message="ValueError: x", where="train.py:7",
+)  # fmt: skip
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    paths = RunPaths(root=tmp_path)
+    paths.attempts_dir.mkdir()
+    for number in (1, 2):
+        paths.attempt(number).mkdir()
+    return paths
+
+
+BOTH = ("n1", "n2")
+
+
+def account(paths: RunPaths, number: int = 1) -> Account:
+    return Account(paths, number, "42")
+
+
+def outcome(paths: RunPaths, number: int = 1) -> Outcome:
+    return Outcome.from_json(paths.outcome(number).read_text())
+
+
+def test_a_failure_is_told_with_who_where_and_how_far(paths: RunPaths) -> None:
+    book = account(paths)
+    book.open()
+    for kind, step in (
+        *(("step", 100), ("checkpoint", 100), ("checkpoint", 50), ("step", 120)),
+        *(("step", "many"), ("resumed", 40), ("resumed", 0)),
+    ):
+        book.take({"type": kind, "step": step})
+    book.close(Ending.of_first([FAILURE]), BOTH)
+    found = outcome(paths)
+    assert (found.attempt, found.job_id, found.nodes) == (1, "42", ("n1", "n2"))
+    assert (found.node, found.rank, found.where, found.alike) == ("n2", 3, "train.py:7", 1)
+    assert (found.code, found.cause) == (1, "exception")
+    assert found.reason == "rank 3 on n2: ValueError: x"
+    assert (found.step, found.checkpoint) == (120, 100)
+    assert found.started_at <= found.ended_at
+    assert read_attempt(paths, 1).resumed == 40  # the first one
+    modes = {path.name: path.stat().st_mode & 0o777 for path in paths.attempt(1).iterdir()}
+    assert modes == dict.fromkeys(("outcome.json", "attempt.json"), 0o600)
+
+
+def test_what_an_earlier_attempt_saved_is_there(paths: RunPaths) -> None:
+    first = account(paths)
+    first.take({"type": "checkpoint", "step": 100})
+    first.close(Ending.of_first([FAILURE]), BOTH)
+    second = account(paths, 2)
+    second.open()
+    second.take({"type": "step", "step": 3})
+    second.close(Ending.of_first([FAILURE]), BOTH)
+    assert (outcome(paths, 2).step, outcome(paths, 2).checkpoint) == (3, 100)
+
+
+@pytest.mark.parametrize(
+    ("failure", "decided", "follows"),
+    [
+        (lost_node("n2", "gone"), (Next.SUCCESSOR, "n2 is lost"), (Next.REQUEUE, "n2 is lost")),
+        (cancelled("n1"), None, (Next.REQUEUE, "Slurm started the job again")),
+        (FAILURE, None, (Next.REQUEUE, "Slurm started the job again")),
+        (FAILURE, (Next.STOP, "no checkpoint was saved"), (Next.STOP, "no checkpoint was saved")),
+    ],
+)
+def test_what_followed_an_attempt_is_known_to_the_next(
+    paths: RunPaths, failure: Failure, decided: tuple[Next, str] | None, follows: tuple[Next, str]
+) -> None:
+    account(paths).close(Ending.of_first([failure]), BOTH)
+    if decided:
+        step, why = decided
+        write_outcome(paths, dataclasses.replace(outcome(paths), next=step, why=why))
+    account(paths, 2).open()
+    assert (outcome(paths).next, outcome(paths).why) == follows
+
+
+def test_only_the_last_step_is_the_end(paths: RunPaths) -> None:
+    book = account(paths)
+    book.take({"type": "step", "step": 99, "total": 100})
+    assert not book.is_through
+    book.take({"type": "step", "step": 100, "total": 100})
+    assert book.is_through
+    for total in (100, 50):  # a trainer that is stopped early reports its last step as the total
+        book.take({"type": "step", "step": 50, "total": total})
+        assert not book.is_through
+
+
+def test_batch_hosts_that_vanish_again_and_again_end_the_run(paths: RunPaths) -> None:
+    """Nobody is left to decide after such an attempt, and Slurm would requeue for ever."""
+    for number in range(3, LOSSES + 3):
+        paths.attempt(number).mkdir()
+    account(paths, LOSSES).open()
+    with pytest.raises(NodeError, match=f"{LOSSES} attempts in a row left no report"):
+        account(paths, LOSSES + 2).open()

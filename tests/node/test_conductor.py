@@ -22,7 +22,7 @@ from clusterrun.node.conductor.agents import Agents, AgentsState
 from clusterrun.node.conductor.conductor import Conductor
 from clusterrun.node.conductor.host import Host
 from clusterrun.node.recovery.rules import Decision
-from clusterrun.rundir.claims import take_attempt
+from clusterrun.rundir.attempt import take_attempt
 from clusterrun.rundir.outcome import Next, read_end
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.request import Reason, read_request
@@ -66,7 +66,7 @@ class FakeAgents(Agents):
         self._leading = self._thread = None
         self.deeds: list[int] = []  # the attempts that agents at rest were given; 0: to leave
         self.is_met = False
-        self.begin(0, b"")
+        self.begin(0)
 
     @property
     def ending(self) -> Ending | None:
@@ -76,17 +76,17 @@ class FakeAgents(Agents):
     def have_met(self) -> bool:
         return self.is_met
 
-    def begin(self, attempt: int, secret: bytes) -> None:
+    def begin(self, attempt: int) -> None:
         self.state, self.is_met, self.found = AgentsState.TRAIN, False, None
 
     def serve(self) -> None:
         return
 
-    def go_on(self, attempt: int, secret: bytes) -> bool:
+    def go_on(self, attempt: int) -> bool:
         if self.state is not AgentsState.REST:
             return False
         self.deeds.append(attempt)
-        self.begin(attempt, secret)
+        self.begin(attempt)
         return True
 
     def dismiss(self) -> None:
@@ -279,15 +279,14 @@ def test_the_status_that_the_agents_agreed_on_explains_the_steps(
     assert scene.end() == (JobState.TIMEOUT if status else JobState.COMPLETED, status)
 
 
-def test_a_job_with_nothing_left_to_do_takes_no_attempt(scene: Scene) -> None:
+def test_no_attempt_is_taken_if_nothing_is_left_to_do_or_the_script_does_not_fit_its_plan(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     scene.reason = "the run has ended"
     assert scene.run() == 0
     assert (scene.paths.attempts_dir.exists(), scene.end()) == (False, None)
-
-
-def test_a_script_that_does_not_fit_its_plan_is_refused_before_an_attempt(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+    scene.reason, scene.asked = "", []
+    capfd.readouterr()
     monkeypatch.setattr(scene, "refusal", lambda: "the job has 1 node")
     assert (scene.run(), scene.end()) == (int(Exit.USAGE), (JobState.FAILED, 2))
     assert capfd.readouterr().err == "clusterrun: the job has 1 node\n"
@@ -340,11 +339,8 @@ def test_a_job_is_registered_once_whoever_submitted_it_had_time_to(
 def test_a_relaunch_is_the_next_attempt_in_the_same_allocation(scene: Scene) -> None:
     scene.decisions = [follow(Next.RELAUNCH, "n2", "n5"), RELAUNCH]
     assert scene.fails(123, 137, 0).run() == 0
-    assert [what for what in scene.asked if isinstance(what[0], int)] == [
-        (1, False, ()),
-        (2, True, ("n2", "n5")),
-        (3, True, ()),
-    ]
+    attempts = [what for what in scene.asked if isinstance(what[0], int)]
+    assert attempts == [(1, False, ()), (2, True, ("n2", "n5")), (3, True, ())]
     assert scene.end() == (JobState.COMPLETED, 0)
 
 
@@ -415,22 +411,16 @@ LEAVES_OUT, NOT_HERE = follow(Next.SUCCESSOR, "n2", "n5"), ClusterrunError("no",
     [
         (REQUEUE, [], "43", ["requeue"], []),
         (
-            REQUEUE,
-            ["not allowed"],
-            "43",
-            ["requeue", ("successor", ()), ("stay_down", None)],
+            REQUEUE, ["not allowed"], "43", ["requeue", ("successor", ()), ("stay_down", None)],
             ["Slurm does not requeue this job: not allowed", "job 43 continues the run"],
         ),
         (LEAVES_OUT, [], "43", [("successor", ("n2", "n5")), ("stay_down", None)], []),
         (
-            SUCCESSOR,
-            [],
-            NOT_HERE,
-            [("successor", ()), "requeue"],
+            SUCCESSOR, [], NOT_HERE, [("successor", ()), "requeue"],
             ["cannot submit a successor: no: not here", "this job is requeued instead"],
         ),
     ],
-)
+)  # fmt: skip
 def test_slurm_is_asked_for_the_next_job_and_this_one_has_no_end(
     scene: Scene,
     capfd: pytest.CaptureFixture[str],
@@ -471,13 +461,7 @@ def test_a_run_that_nobody_continues_has_failed_and_says_how_to(
 # Warnings
 
 
-def test_slurms_warning_is_a_request_to_the_head(scene: Scene) -> None:
-    scene.at(0.5, signal.SIGUSR1)
-    assert scene.run() == 0
-    assert read_request(scene.paths.request(1)) is Reason.TIME_LIMIT
-
-
-def test_a_warning_waits_for_room_on_the_disk(
+def test_slurms_warning_is_a_request_to_the_head_once_the_disk_has_room(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write, tries = module.write_request, count()
@@ -545,10 +529,8 @@ def test_agents_that_rest_take_the_next_attempt_in_the_same_step(scene: Scene) -
     scene.at(4, begin(scene, 3))
     assert scene.run() == 0
     assert (started(scene), scene.taken()) == ([1], ["1", "2", "3"])
-    assert [what for what in scene.asked if what[0] == "decide"] == [
-        ("decide", 1, 137),
-        ("decide", 2, 137),
-    ]
+    asked = [what for what in scene.asked if what[0] == "decide"]
+    assert asked == [("decide", 1, 137), ("decide", 2, 137)]
     assert scene.steps[0].deeds == []
 
 
@@ -567,25 +549,18 @@ def test_agents_that_rest_leave_if_their_step_takes_no_other_attempt(
     assert scene.steps[0].deeds == ["kill"]
 
 
-UNFIT_TO_GO_ON: dict[str, tuple[float, int, Callable[[Scene], object]]] = {
-    "they waited too long": (
-        STAYS,
-        0,
-        lambda s: setattr(s, "meanwhile", lambda: s.at(0, s.agents.leave)),
-    ),
-    "their step dies before": (1.0, 143, lambda s: None),
-    "their step dies after": (1.1, 143, lambda s: None),
-}
-
-
-@pytest.mark.parametrize("why", UNFIT_TO_GO_ON)
+@pytest.mark.parametrize(
+    ("lasts_s", "code"),
+    [(STAYS, 0), (1.0, 143), (1.1, 143)],
+    ids=["they waited too long", "their step dies before", "their step dies after"],
+)
 def test_agents_that_cannot_take_the_next_attempt_are_replaced_and_it_costs_no_attempt(
-    scene: Scene, why: str
+    scene: Scene, lasts_s: float, code: int
 ) -> None:
-    lasts_s, code, deed = UNFIT_TO_GO_ON[why]
     scene.decisions, scene.attempts = [RELAUNCH], [(lasts_s, code), (1.0, 0)]
     scene.at(0.95, rest(scene))
-    deed(scene)
+    if lasts_s == STAYS:
+        scene.meanwhile = lambda: scene.at(0, scene.agents.leave)
     assert scene.run() == 0
     assert (started(scene), scene.taken()) == ([1, 2], ["1", "2"])
     assert scene.steps[0].deeds == (["kill"] if lasts_s == STAYS else [])
@@ -698,13 +673,10 @@ def test_a_job_here_ends_its_own_step_and_has_its_status(
 def test_the_time_limit_is_held_and_warned_of(here: Scene) -> None:
     here.time_limit_s, here.attempts = 600, [(STAYS, 143)]
     begin = here.now
-    here.at(600 - here.plan.warning_s - 1, lambda: here.asked.append(("early", here.request())))
-    here.at(600 - here.plan.warning_s + 1, lambda: here.asked.append(("warned", here.request())))
-    assert here.run() == 143
-    assert [what for what in here.asked if what[0] in ("early", "warned")] == [
-        ("early", None),
-        ("warned", Reason.TIME_LIMIT),
-    ]
+    seen: list[Reason | None] = []
+    for after_s in (-1, 1):
+        here.at(600 - here.plan.warning_s + after_s, lambda: seen.append(here.request()))
+    assert (here.run(), seen) == (143, [None, Reason.TIME_LIMIT])
     assert here.end() == (JobState.TIMEOUT, 143)
     assert here.now - begin == pytest.approx(601, abs=2)
 

@@ -192,7 +192,7 @@ main, worker.main = worker.main, end_at_once
 def test_an_old_python_and_kernel_fork_ranks_and_notice_their_ends(
     stub_job: Make, tmp_path: Path
 ) -> None:
-    """The forge alone can notice the end of a rank that has not yet written its first event."""
+    """The agent notices the end of a rank that has not yet written its first event."""
     job = stub_job("import time; time.sleep(1000)", nodes=1)
     job.start(PYTHONPATH=lib(tmp_path, "ends", sitecustomize=OLD, ends=ENDS_AT_ONCE))
     assert job.wait() == [5], job.text() + job.errors()

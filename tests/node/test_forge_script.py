@@ -130,7 +130,6 @@ preload.between_attempts = lambda: ("colorsys",)
 plan = {"strategy": "ddp", "entry": ["train.py"]}
 agent, end = socket.socketpair()
 forge = process.ForgeProcess(end, plan, is_alone=True)
-forge._late_at = 0.0
 for is_alike in (0, 1):
     forge._page[0] = is_alike
     forge._follow()

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 from collections.abc import Callable
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +15,10 @@ from clusterrun.errors import NodeExit
 from clusterrun.node.base.causes import Failure
 from clusterrun.node.link.questions import Questions
 from clusterrun.node.watch import hangs, stacks
-from clusterrun.node.watch.hangs import EXTENSIONS, HangWatch
+from clusterrun.node.watch.hangs import EXTENSIONS, LOOK_MOST_S, PATIENCE, HangWatch, Progress
 from clusterrun.rundir.outcome import Cause
+from clusterrun.shared.control_page import ControlPage, Joining
+from clusterrun.shared.joined import HINT, HINT_WAITING, Unjoined
 
 Make = Callable[..., "HangingRanks"]
 
@@ -227,3 +230,143 @@ async def test_ranks_that_outlive_others_and_compute_are_left_alone(make: Make) 
     await scene.settle()
     (failure,) = scene.failures
     assert (next(looks, None), failure.rank) == (None, 0)
+
+
+# The time of a step, by a clock of the test's own
+
+
+class Watch:
+    """Look once a second, as the agent does."""
+
+    def __init__(self, floor_s: float) -> None:
+        self.progress = Progress(floor_s=floor_s)
+        self.now, self.steps, self.printed = 1000.0, 0, 0
+
+    def look(self) -> float:
+        self.progress.look(self.now, steps=self.steps, printed=self.printed)
+        return self.progress.stalled_s
+
+    def idle(self, seconds: int) -> float:
+        for _ in range(seconds):
+            self.now += 1
+            self.look()
+        return self.progress.stalled_s
+
+    def train(self, steps: int, each_s: int = 1) -> None:
+        for _ in range(steps):
+            self.idle(each_s - 1)
+            self.now, self.steps = self.now + 1, self.steps + 1
+            assert self.look() == 0
+
+
+def test_a_step_that_does_not_end_is_told_with_its_time() -> None:
+    watch = Watch(60)
+    assert watch.idle(10_000) == 0, "before the first step"
+    watch.train(5)
+    for _ in range(2):
+        assert watch.idle(60) == 0
+        assert watch.idle(1) == 61
+        assert watch.idle(9) == 70
+        watch.train(1)
+    for _ in range(7):  # an agent that looks seldom
+        watch.now += LOOK_MOST_S
+        stalled_s = watch.look()
+    assert stalled_s == 7 * LOOK_MOST_S
+    off = Watch(0)
+    off.train(5)
+    assert off.idle(10_000) == 0
+
+
+def test_the_limit_follows_the_usual_step() -> None:
+    watch = Watch(60)
+    watch.train(8, each_s=30)
+    watch.train(1, each_s=90)
+    assert watch.progress.limit_s == 30 * PATIENCE, "one slow step changes nothing"
+    assert watch.idle(30 * PATIENCE) == 0
+    assert watch.idle(1) > 0
+    watch = Watch(1)
+    watch.train(1)
+    for _ in range(4):
+        watch.now, watch.steps = watch.now + 8, watch.steps + 4
+        watch.look()
+    assert watch.progress.limit_s == 2 * PATIENCE, "steps between two looks share their time"
+
+
+def test_ranks_that_print_do_not_hang() -> None:
+    watch = Watch(60)
+    watch.train(5)
+    for _ in range(10):
+        assert watch.idle(50) == 0
+        watch.printed += 1
+    assert watch.idle(62) > 0
+
+
+@pytest.mark.parametrize("suspended_s", [3600, 86_400])
+def test_a_job_that_the_scheduler_suspended_does_not_hang(suspended_s: int) -> None:
+    watch = Watch(60)
+    watch.train(5)
+    watch.now += suspended_s
+    assert watch.look() == 0
+    watch.train(2)
+    assert watch.progress.limit_s == 60
+    assert watch.idle(61) > 0
+
+
+# Ranks that run and join nothing
+
+
+@pytest.fixture(autouse=True)
+def _no_time_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hangs, "JOINING_S", 0)
+
+
+def found(*given: dict[str, Any]) -> Unjoined | None:
+    """Ask nodes that answer so, in this order."""
+
+    def send(kind: str, **fields: Any) -> None:
+        for node, answer in enumerate(given):
+            message = {"question": fields["question"], **answer}
+            asyncio.get_running_loop().call_soon(questions.take, node, message)
+
+    questions = Questions(send, lambda: range(len(given)))
+    return asyncio.run(hangs.unjoined(questions))
+
+
+def test_the_ranks_of_all_nodes_are_counted() -> None:
+    first = {"running": 2, "waiting": 0, "joined": 0}
+    assert found(first) == Unjoined(running=2, waiting=0)
+    other = {"running": 2, "waiting": 1, "joined": 0}
+    assert found(first, other, other) == Unjoined(running=6, waiting=2)
+    assert found(first, {**other, "joined": 1}) is None  # one rank that has joined is enough
+
+
+def test_nothing_is_reported_before_a_rank_runs() -> None:
+    states = iter([{"running": 0, "waiting": 0, "joined": 0}] * 2)
+    last = {"running": 1, "waiting": 1, "joined": 0}
+
+    def send(kind: str, **fields: Any) -> None:
+        questions.take(0, {"question": fields["question"], **next(states, last)})
+
+    questions = Questions(send, lambda: [0])
+    assert asyncio.run(hangs.unjoined(questions)) == Unjoined(running=1, waiting=1)
+
+
+def test_a_rank_notes_on_the_page_how_far_it_is(tmp_path: Path) -> None:
+    agent = ControlPage(tmp_path / "control", 2)
+    rank = ControlPage(tmp_path / "control", 2)
+    assert [agent.joining(0), agent.joining(1)] == [Joining.NOT_YET] * 2
+    rank.note_joining(1, Joining.WAITS)
+    assert [agent.joining(0), agent.joining(1)] == [Joining.NOT_YET, Joining.WAITS]
+    rank.note_joining(1, Joining.JOINED)
+    rank.note_joining(1, Joining.WAITS)  # a second group
+    assert agent.joining(1) is Joining.JOINED
+
+
+def test_what_people_read() -> None:
+    two = Unjoined(running=2, waiting=0)
+    assert two.text(2) == "2 of 2 ranks are running and none has joined a process group"
+    assert two.hint == HINT
+    one = Unjoined(running=1, waiting=1)
+    text = "1 of 4 ranks is running and none has joined a process group; 1 in init_process_group()"
+    assert one.text(4) == text
+    assert one.hint == HINT_WAITING

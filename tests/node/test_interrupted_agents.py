@@ -14,6 +14,7 @@ from unittest.mock import MagicMock
 import psutil
 import pytest
 
+from clusterrun.config.choices import Launcher
 from clusterrun.errors import NodeExit
 from clusterrun.node.conductor.agents import AgentsState
 from clusterrun.node.conductor.leader import Leader
@@ -24,6 +25,7 @@ from clusterrun.rundir.request import Reason, write_request
 from clusterrun.shared.joined import Unjoined
 from tests.node.jobs import ROOT, STUB, AgentJob
 from tests.patience import patience, wait_for
+from tests.road import SCRIPTS
 
 pytestmark = [pytest.mark.agents, pytest.mark.timeout(120)]
 Make = Callable[..., AgentJob]
@@ -116,7 +118,7 @@ def test_ranks_save_at_one_step_and_leave(stub_job: Make, how: str, reason: str)
 def test_sigterm_while_the_nodes_still_meet_is_no_failure(stub_job: Make) -> None:
     job = stub_job(WAIT)
     job.start_node(0)
-    wait_for(lambda: bool(job.paths.link_secret(1).exists() and job.events("started")))
+    wait_for(lambda: bool(job.paths.attempt_record(1).exists() and job.events("started")))
     os.kill(job.agent_pid("local0"), signal.SIGTERM)
     assert job.wait() == [NodeExit.CANCELLED]
     assert (outcome(job)["cause"], outcome(job)["reason"]) == ("cancelled", "cancelled")
@@ -301,7 +303,58 @@ def test_a_failed_thread_is_replaced(stub_job: Make, monkeypatch: pytest.MonkeyP
     job = stub_job("print('ready')")
     with monkeypatch.context() as broken:
         broken.setattr(Leading, "run", MagicMock(side_effect=OSError("no memory")))
-        job.link.begin(1, b"")
+        job.link.begin(1)
         job.link.serve()
         wait_for(lambda: job.link.state is AgentsState.LEFT)
     assert job.start().wait() == [0, 0]
+
+
+# Scripts that save in their own handlers
+
+
+OWN_HANDLER = (SCRIPTS / "own_handler.py").read_text()
+STACKS = """
+import faulthandler, signal
+faulthandler.register(signal.SIGUSR1)
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+LONG = "4.5"  # ranks without a handler have three seconds
+
+
+@pytest.mark.parametrize(
+    ("reason", "code", "words", "launcher"),
+    [
+        (Reason.PREEMPT, NodeExit.INTERRUPTED, ("SIGTERM+SIGUSR1", "0"), Launcher.FORGE),
+        (Reason.TIME_LIMIT, NodeExit.INTERRUPTED, ("SIGUSR2", "143"), Launcher.DIRECT),
+        (Reason.CANCEL, NodeExit.CANCELLED, ("SIGUSR1", "0", "0"), Launcher.ACCELERATE),
+        (Reason.END, NodeExit.CANCELLED, ("SIGTERM", "0"), Launcher.FORGE),
+    ],
+)
+def test_ranks_have_time_to_save_in_their_own_handlers(
+    stub_job: Make, reason: Reason, code: int, words: tuple[str, ...], launcher: Launcher
+) -> None:
+    names, *status_and_rank = words
+    job = started(stub_job(OWN_HANDLER, names, LONG, *status_and_rank, launcher=launcher))
+    if reason is Reason.END:
+        write_request(job.paths.request(1), reason)
+    if reason in (Reason.PREEMPT, Reason.END):
+        for name in ("local1", "local0")[: len(words) - 1]:
+            os.kill(job.agent_pid(name), signal.SIGTERM)
+    else:
+        ask(job, reason)
+    assert job.wait() == [code] * 2
+    count = 1 if len(words) > 2 else 4  # of rank 0 alone, or of all
+    text = job.text()
+    assert text.count(f"handles {names[:7]}") == text.count("has saved") == count, text
+    assert outcome(job)["is_handled"]
+    job.assert_clean()
+
+
+def test_a_handler_that_only_prints_stacks_is_not_waited_for(stub_job: Make) -> None:
+    job = started(stub_job(STACKS))
+    write_request(job.paths.request(1), Reason.END)
+    os.kill(job.agent_pid("local1"), signal.SIGTERM)
+    assert job.wait() == [NodeExit.CANCELLED] * 2
+    assert "signal handler" not in job.text()

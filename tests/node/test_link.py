@@ -29,6 +29,7 @@ from clusterrun.node.link.connection import REST_S, STRANGER_BYTES, Channel
 from clusterrun.node.link.handshake import Realm
 from clusterrun.node.link.head import Head, Peer
 from clusterrun.node.link.member import Member, Place
+from clusterrun.rundir.attempt import take_attempt
 from clusterrun.rundir.paths import RunPaths
 from tests.node.jobs import who
 from tests.patience import patience
@@ -48,7 +49,10 @@ async def given(found: Report) -> Report:
 
 
 def realm(path: Path, attempt: int = 1) -> Realm:
-    return Realm(paths=RunPaths(root=path / "job" / "run"), attempt=attempt)
+    paths = RunPaths(root=path / "job" / "run")
+    paths.attempts_dir.mkdir(parents=True, exist_ok=True)
+    take_attempt(paths, attempt, "")
+    return Realm(paths=paths, attempt=attempt)
 
 
 def failure(rank: int, at: float, code: int = 3) -> Failure:
@@ -86,7 +90,7 @@ class Nodes:
 
     def __init__(self, path: Path, nodes: int = 3, timeout_s: float = 10) -> None:
         place = realm(path)
-        self.head = Head(place, place.create_secret(), nodes, lambda: timeout_s)
+        self.head = Head(place, nodes, lambda: timeout_s, SharedDisk())
         self.socket = listening()
         port = self.port = self.socket.getsockname()[1]
         self.members = [member(rank, nodes, place, port, timeout_s) for rank in range(nodes)]
@@ -426,9 +430,9 @@ async def test_only_agents_of_the_same_attempt_are_let_in(tmp_path: Path) -> Non
     others = [
         member(1, 2, place, nodes.port, 0.3 * patience())
         for place in (
-            realm(tmp_path / "other"),
+            Realm(paths=RunPaths(root=tmp_path / "not taken" / "job" / "run"), attempt=1),
             realm(tmp_path, attempt=2),
-            _with_wrong_secret(tmp_path),
+            realm(tmp_path / "another secret"),
         )
     ]
     outcome = await asyncio.gather(
@@ -439,12 +443,6 @@ async def test_only_agents_of_the_same_attempt_are_let_in(tmp_path: Path) -> Non
     )
     assert [error.code for error in outcome if isinstance(error, NodeError)] == [121] * 5
     assert "n1 did not join within " in outcome[0].message  # type: ignore[union-attr]
-
-
-def _with_wrong_secret(path: Path) -> Realm:
-    guessed = realm(path / "elsewhere")
-    guessed.create_secret()
-    return guessed
 
 
 HELLO = {"type": "hello", "run": "job/run", "attempt": 1, "nonce": "1", "report": {}}
@@ -638,7 +636,7 @@ def test_the_ranks_meet_where_others_reach_the_first_node(
     tmp_path: Path, own_address: str, peer: str, address: str
 ) -> None:
     async def found() -> str:
-        head = Head(realm(tmp_path), b"", 2, lambda: 1.0)
+        head = Head(realm(tmp_path), 2, lambda: 1.0, SharedDisk())
         ends = ((own_address, peer), ("10.0.0.1", "10.0.0.3"))
         for rank, (own_end, peer_end) in enumerate(ends):
             channel: Any = SimpleNamespace(own_address=own_end, peer_address=peer_end)

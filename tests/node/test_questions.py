@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from clusterrun.cli.diagnose import _look_lines
+from clusterrun.errors import ClusterrunError
+from clusterrun.node.base.tasks import SharedDisk
 from clusterrun.node.link import questions as module
 from clusterrun.node.link.questions import Questions
+from clusterrun.node.watch import stacks as stacks_module
+from clusterrun.node.watch.stacks import RankPlace, answer_looks, from_data, to_data
+from clusterrun.rundir.request import answer_path, request_look, requests
+from clusterrun.shared.files import read_json
+from clusterrun.verbs import hangs
+from tests.patience import patience
 
 ANSWER_S = 0.2
 
@@ -16,6 +28,7 @@ ANSWER_S = 0.2
 @pytest.fixture(autouse=True)
 def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ANSWER_S", ANSWER_S)
+    monkeypatch.setattr(stacks_module, "REQUESTS_S", 0.01)
 
 
 class Members:
@@ -61,3 +74,115 @@ async def test_a_late_answer_is_none_to_the_next_question() -> None:
     await asyncio.sleep(0)
     members.questions.take(1, {"question": 1, "said": "to the first"})
     assert (await asking).silent == {1}
+
+
+# Where the ranks are, for `diagnose --stacks`
+
+
+def place(rank: int) -> RankPlace:
+    return RankPlace(rank=rank, node=f"n{rank}", where=f"train.py:{rank} in step", is_waiting=False)
+
+
+class Nodes:
+    """Three nodes with a rank each; they answer what `given` has for a question."""
+
+    def __init__(self, directory: Path, given: Mapping[str, Mapping[int, Any]]) -> None:
+        self._given = given
+        self.asked: list[dict[str, Any]] = []
+        self.present = {0, 1, 2}
+        self.questions = Questions(self._send, lambda: self.present)
+        names = ("n0", "n1", "n2")
+        self.looking = asyncio.ensure_future(
+            answer_looks(directory, names, self.questions, SharedDisk())
+        )
+
+    def _send(self, kind: str, **fields: Any) -> None:
+        self.asked.append(fields)
+        given = self._given[fields["what"]]
+        self.present &= given.keys()  # the others are gone
+        for member, message in given.items():
+            answer = {**message, "question": fields["question"]}
+            asyncio.get_running_loop().call_soon(self.questions.take, member, answer)
+
+    async def answered(self, request: Path) -> dict[str, Any]:
+        for _ in range(round(1000 * patience())):
+            if answer_path(request).exists():
+                found: dict[str, Any] = json.loads(answer_path(request).read_text())
+                return found
+            await asyncio.sleep(0.01)
+        raise AssertionError("no answer")
+
+
+STACKS = {rank: to_data([place(rank)]) for rank in range(3)}
+
+
+async def test_stacks_of_all_nodes_are_answered_once(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, {"stacks": STACKS})
+    (tmp_path / "outcome.json").touch()  # no request
+    found = await nodes.answered(request_look(tmp_path, with_dumps=False))
+    await nodes.answered(request_look(tmp_path, with_dumps=False))
+    assert from_data(found) == [place(0), place(1), place(2)]
+    assert (found["dumped"], found["silent"]) == ([], [])
+    assert [asked["what"] for asked in nodes.asked] == ["stacks"] * 2
+
+
+@pytest.mark.parametrize(
+    ("stacks", "dump", "dumped", "silent"),
+    [
+        (STACKS, {rank: {"dumped": [rank]} for rank in range(3)}, [0, 1, 2], []),
+        (STACKS, {0: {"dumped": [0]}, 1: {"dumped": []}, 2: {"dumped": [2]}}, [0, 2], []),
+        (STACKS, {0: {"dumped": [0]}, 2: {"dumped": [2]}}, [0, 2], ["n1"]),
+        ({1: STACKS[1]}, {1: {"dumped": [1]}}, [1], ["n0", "n2"]),
+    ],
+)
+async def test_who_dumped_and_who_is_silent(
+    tmp_path: Path, stacks: Any, dump: Any, dumped: list[int], silent: list[str]
+) -> None:
+    nodes = Nodes(tmp_path, {"stacks": stacks, "dump": dump})
+    found = await nodes.answered(request_look(tmp_path, with_dumps=True))
+    assert (found["dumped"], found["silent"]) == (dumped, silent)
+    assert nodes.asked[-1]["live"] is True
+    names = {at.node for at in from_data(found)}
+    assert names == {f"n{number}" for number in stacks}
+
+
+# The other end: a request to show where the ranks are, and its answer
+
+
+def test_an_answer_is_not_looked_up_before_it_exists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS would remember for a minute that it is missing."""
+    pauses = []
+
+    def read(path: Path) -> object:
+        assert path.exists()
+        return read_json(path)
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        (request,) = requests(tmp_path)
+        if len(pauses) == 3:
+            answer_path(request).write_text('{"silent": ["n2"]}')
+
+    monkeypatch.setattr(hangs, "read_json", read)
+    monkeypatch.setattr(hangs.time, "sleep", sleep)
+    assert hangs._ask(tmp_path, with_dumps=True) == {"silent": ["n2"]}
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_dumps_nothing_is_known_of_waits() -> None:
+    nothing, one = (hangs.Hang(nodes={0: "n1", 1: "n2"}, dumped=number) for number in (0, 1))
+    missing = "left no dump: torch records none, or hangs"
+    assert list(_look_lines(nothing)) == [f"FR      2 ranks {missing}"]
+    assert list(_look_lines(one)) == [
+        "FR      no rank has waited in a collective for 10 s",
+        f"        1 rank {missing}",
+    ]
+
+
+def test_agents_that_do_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hangs, "ANSWER_S", 0.05)
+    with pytest.raises(ClusterrunError, match="did not answer"):
+        hangs._ask(tmp_path, with_dumps=False)
+    assert not list(tmp_path.iterdir())

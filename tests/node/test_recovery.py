@@ -353,10 +353,7 @@ def test_a_run_that_saves_nothing_new_ends_after_a_few_attempts(
     st.sampled_from((NODES, ("n1", "n2", "n3"))),
 )
 def test_a_lost_node_is_never_taken_for_a_fault_of_the_script(
-    before: list[dict[str, Any]],
-    checkpoint: int | None,
-    gone: set[str],
-    allocated: tuple[str, ...],
+    before: list[dict[str, Any]], checkpoint: int | None, gone: set[str], allocated: tuple[str, ...]
 ) -> None:
     """Neither before the first checkpoint nor after it; a spare node is used at once."""
     history = [ended(what, checkpoint) for what in (*before, LOST)]

@@ -14,10 +14,10 @@ import pytest
 
 from clusterrun.config.choices import Device, Launcher, MixedPrecision, Strategy
 from clusterrun.node.agent.environment import of_rank, portable
-from clusterrun.node.agent.preparation import launch_arguments
+from clusterrun.node.agent.launcher import launch_arguments
 from clusterrun.node.base.identity import Attempt, identity
 from clusterrun.node.base.report import LaunchParameters
-from clusterrun.node.forge.launcher_variables import common
+from clusterrun.node.forge.launchers import common
 from clusterrun.node.forward.spool import Spool
 from tests.gpus import on_one_gpu
 from tests.node.jobs import AgentJob
@@ -173,7 +173,7 @@ def test_a_forked_rank_trains_bit_for_bit_as_one_of_accelerate_launch(
 CAPTURE = """
 import json, os, sys
 import accelerate
-from clusterrun.node.forge import launcher_variables
+from clusterrun.node.forge import launchers
 
 for words in json.load(sys.stdin):
     reader, writer = os.pipe()
@@ -181,7 +181,7 @@ for words in json.load(sys.stdin):
         def answer(ranks):
             os.write(writer, json.dumps(ranks).encode())
             os._exit(0)
-        launcher_variables.capture(words, dict(os.environ), answer)
+        launchers.capture(words, dict(os.environ), answer)
     os.close(writer)
     print(open(reader).read(), flush=True)
     os.wait()

@@ -27,14 +27,9 @@ NODES = ("n1", "n2", "n3", "n4")
 
 
 def verdict(cause: str, **more: Any) -> ShortVerdict:
-    about = {
-        "status": Certainty.ESTABLISHED,
-        "retry": Retry.NO,
-        "ranks": (3,),
-        "nodes": ("n2",),
-        "text": f"{cause}: 7",
-    }
-    return ShortVerdict(cause=cause, means=f"It was {cause}.", **{**about, **more})
+    about = {"status": Certainty.ESTABLISHED, "retry": Retry.NO, "ranks": (3,), "nodes": ("n2",)}
+    said = {"means": f"It was {cause}.", "text": f"{cause}: 7"}
+    return ShortVerdict(cause=cause, **{**about, **said, **more})
 
 
 def failed(found: ShortVerdict | None, **more: Any) -> Outcome:
@@ -129,11 +124,8 @@ GPU = verdict("gpu_xid", retry=Retry.EXCLUDE, blames_node=True)
 
 def test_a_faulty_node_is_excluded() -> None:
     spare = after(failed(GPU, step=7, checkpoint=5), allocated=(*NODES, "n5"))
-    assert (spare.next, spare.exclude, spare.rule) == (
-        Next.RELAUNCH,
-        ("n2",),
-        VerdictRule.FAULTY_NODE,
-    )
+    found = (spare.next, spare.exclude, spare.rule)
+    assert found == (Next.RELAUNCH, ("n2",), VerdictRule.FAULTY_NODE)
     assert spare.why == "n2 is at fault (gpu_xid)"
     none_left = after(failed(GPU))  # not even a checkpoint: the script is not to blame
     assert (none_left.next, none_left.exclude) == (Next.SUCCESSOR, ("n2",))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterrun.shared.own_modules import module_argv
-from tests.patience import patience
+from tests.patience import finished, patience
 from tests.rank.parent import TORCH, WORKER, Forked, fork
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,14 +36,8 @@ class Place:
 
     def python(self, *argv: str, **env: str) -> subprocess.CompletedProcess[str]:
         base = {name: text for name, text in os.environ.items() if not name.startswith("RANK")}
-        return subprocess.run(
-            [sys.executable, *argv],
-            cwd=self.path,
-            env={**base, "PYTHONPATH": str(ROOT), **env},
-            capture_output=True,
-            text=True,
-            timeout=60 * patience(),
-            check=False,
+        return finished(
+            [sys.executable, *argv], cwd=self.path, env={**base, "PYTHONPATH": str(ROOT), **env}
         )
 
     def worker(self, *argv: str, **env: str) -> subprocess.CompletedProcess[str]:

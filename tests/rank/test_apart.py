@@ -184,7 +184,7 @@ os.environ["CLUSTERRUN_NODE"] = node
 pruned = Checkpoints(disk.parent / f"{node}-pruned", keep=1)
 for step in (1, 2, 3):
     pruned.save(step, only_first)
-    pruned._tidying.wait()
+    pruned._tidied()
 dist.barrier()
 told["kept"] = sorted(path.name for path in pruned.directory.iterdir())
 

@@ -199,7 +199,7 @@ def test_ranks_that_share_samples_count_once_in_the_effective_batch(
     from accelerate import ParallelismConfig
     from accelerate.state import AcceleratorState
 
-    from clusterrun.rank.trainer_saves import batch_settings
+    from clusterrun.rank.trainers import batch_settings
 
     sizes = ParallelismConfig(**given) if given else None
     monkeypatch.setitem(AcceleratorState._shared_state, "parallelism_config", sizes)

@@ -14,7 +14,7 @@ import pytest
 
 from clusterrun.node.forward.spool import Spool
 from clusterrun.node.watch import stacks
-from clusterrun.rank import recorder
+from clusterrun.rank import emit
 from tests.patience import patience
 
 BINDINGS = "torch._C._distributed_c10d"
@@ -24,9 +24,9 @@ BINDINGS = "torch._C._distributed_c10d"
 def _spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Spool]:
     monkeypatch.setenv("CLUSTERRUN_SPOOL", str(tmp_path))
     monkeypatch.setenv("CLUSTERRUN_RANK", "3")
-    monkeypatch.setattr(recorder, "_started", [])
+    monkeypatch.setattr(emit, "_started", [])
     yield Spool(root=tmp_path)
-    recorder._started.clear()
+    emit._started.clear()
 
 
 def recording(monkeypatch: pytest.MonkeyPatch, **recorders: object) -> None:
@@ -38,26 +38,17 @@ def collected(spool: Spool, *ranks: int, within_s: float = 10) -> list[int]:
     return asyncio.run(stacks.dump(ranks, spool, within_s * patience()))
 
 
-def test_a_rank_answers_each_time_it_is_asked(
+def test_a_rank_answers_each_time_from_one_thread_that_is_not_among_the_scripts(
     spool: Spool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers = iter([b"first", b"second"])
+    answers, before = iter([b"first", b"second"]), threading.active_count()
     recording(monkeypatch, _dump_fr_trace=lambda: next(answers))
-    recorder.listen()
-    assert collected(spool, 3) == [3]
-    assert spool.dump(3).read_bytes() == b"first"
-    assert collected(spool, 3) == [3]
-    assert spool.dump(3).read_bytes() == b"second"
-
-
-def test_the_thread_starts_once_and_is_not_among_the_scripts(
-    spool: Spool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recording(monkeypatch)
-    before = threading.active_count()
-    recorder.listen()
+    emit.answer_asks()
+    for answer in (b"first", b"second"):
+        assert collected(spool, 3) == [3]
+        assert spool.dump(3).read_bytes() == answer
     spool.pipe(3).unlink()
-    recorder.listen()
+    emit.answer_asks()
     assert not spool.pipe(3).exists()
     assert threading.active_count() == before
 
@@ -87,7 +78,7 @@ def test_both_recorders_are_kept(
     given = {"_dump_nccl_trace": nccl, "_dump_fr_trace": other}
     answers = {n: v if callable(v) else lambda v=v: v for n, v in given.items() if v is not None}
     recording(monkeypatch, **answers)
-    recorder.write_dumps(str(spool.root), 3)
+    emit.write_dumps(str(spool.root), 3)
     cpu = spool.root / "flight_cpu_rank_3"
     assert spool.dump(3).read_bytes() == main
     assert (cpu.read_bytes() if cpu.exists() else None) == second
@@ -101,7 +92,7 @@ def test_torchs_compiler_is_not_imported_for_a_dump(
     monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.delitem(sys.modules, "torch._inductor", raising=False)
     recording(monkeypatch, _dump_fr_trace=lambda: seen.append(hasattr(torch, "_inductor")) or b"x")
-    recorder.write_dumps(str(spool.root), 3)
+    emit.write_dumps(str(spool.root), 3)
     assert seen == [True]
     assert not hasattr(torch, "_inductor")
 

@@ -57,12 +57,7 @@ def test_outside_a_run_nothing_is_known_and_nothing_happens(
 def test_inside_a_run_everything_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "5")
     assert runtime.info() == runtime.RunInfo(
-        run_dir=Path("/runs/job/r1"),
-        attempt=2,
-        job_id="4711",
-        node="n2",
-        rank=5,
-        world_size=8,
+        run_dir=Path("/runs/job/r1"), attempt=2, job_id="4711", node="n2", rank=5, world_size=8
     )
     assert runtime.checkpoint_dir() == Path("/runs/job/r1/checkpoints")
 

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from clusterrun import runtime
-from clusterrun.rank import save_point
 from clusterrun.shared.control_page import AT_BITS, ControlPage, SavePoint
 from tests.patience import patience, wait_for
 
@@ -124,7 +123,7 @@ def test_a_rank_waits_for_the_decision_which_may_be_its_call(page: ControlPage) 
 def test_a_request_that_nobody_decides_is_given_up_and_said_once(
     page: ControlPage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(save_point, "DECISION_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(runtime, "DECISION_TIMEOUT_S", 0.05)
     page.hold(1)
     assert [runtime.should_checkpoint() for _ in range(3)] == [False] * 3
     text = "clusterrun: no save point was chosen within 0 s; training continues\n"

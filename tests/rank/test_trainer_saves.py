@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from clusterrun.rank import trainer_saves, trainers
+from clusterrun.rank import trainers
 from clusterrun.shared import checkpoint_files
 
 Train = Callable[..., list[Any]]
@@ -50,7 +50,7 @@ def _train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
     def train(attempt: int, *calls: dict[str, Any], switch: str = "1", **args: Any) -> list[Any]:
         monkeypatch.setenv("CLUSTERRUN_ATTEMPT", str(attempt))
         monkeypatch.setenv("CLUSTERRUN_TRAINER_RESUME", switch)
-        monkeypatch.setattr(trainer_saves, "_trainings", {})
+        monkeypatch.setattr(trainers, "_trainings", {})
         module: Any = ModuleType(NAME)
         module.Trainer = type("Trainer", (Trainer,), {"train": Trainer.train})
         module.TrainerCallback, module.DEFAULT_CALLBACKS = object, []
@@ -126,9 +126,9 @@ def test_a_checkpoint_that_another_rank_did_not_finish_is_not_used(
     monkeypatch.setenv("LOCAL_RANK", "1")
     found: Any = SimpleNamespace(world_size=2)
     (tmp_path / "out/checkpoint-4/rng_state_1.pth").write_bytes(b"PK")
-    problem = trainer_saves._problem(tmp_path / "out/checkpoint-4", 1, found, {})
+    problem = trainers._problem(tmp_path / "out/checkpoint-4", 1, found, {})
     assert problem == "rng_state_1.pth is missing, or was not written to its end"
-    monkeypatch.setattr(trainer_saves, "gathered", lambda own: [own, problem])
+    monkeypatch.setattr(trainers, "gathered", lambda own: [own, problem])
     assert train(2) == [None]
 
 
@@ -139,10 +139,10 @@ def test_nodes_that_share_no_directory_each_have_their_own_state(
     path = tmp_path / "out/checkpoint-4"
     found, files = checkpoint_files.read_marker(next((tmp_path / "checkpoints").iterdir()))
     (path / "trainer_state.json").write_text('{"is_world_process_zero": false}')
-    assert trainer_saves._problem(path, 0, found, files)
-    assert trainer_saves._problem(path, 1, found, files) == ""
+    assert trainers._problem(path, 0, found, files)
+    assert trainers._problem(path, 1, found, files) == ""
     (path / "model.safetensors").write_text("")
-    assert "model.safetensors has 0 bytes" in trainer_saves._problem(path, 1, found, files)
+    assert "model.safetensors has 0 bytes" in trainers._problem(path, 1, found, files)
 
 
 def test_a_training_is_not_continued_as_another(train: Train, tmp_path: Path) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
-from tests.patience import patience
+from tests.patience import finished
 
 _CONF = """\
 ClusterName=nowhere
@@ -66,13 +65,9 @@ def read_by_sbatch(script: str, directory: Path) -> list[str]:
     """Let the real sbatch read a script; it prints what it found before it looks for a cluster."""
     (directory / "slurm.conf").write_text(_CONF)
     (directory / "script").write_bytes(script.encode(errors="surrogateescape"))
-    done = subprocess.run(
+    done = finished(
         [sbatch() or "sbatch", "-vvvvv", str(directory / "script")],
         env={"SLURM_CONF": str(directory / "slurm.conf"), "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        timeout=30 * patience(),
-        check=False,
     )
     assert "Unable to contact slurm controller" in done.stderr, done.stderr
     return [match[1] for line in done.stderr.split("\n") if (match := _FOUND.match(line))]

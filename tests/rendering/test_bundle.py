@@ -17,8 +17,7 @@ from clusterrun.errors import ConfigError, UsageError
 from clusterrun.launch.accelerate_argv import shown_command
 from clusterrun.launch.make import make_plan
 from clusterrun.launch.plan import Plan
-from clusterrun.rendering.bundle import render_bundle
-from clusterrun.rendering.quoting import sh_word
+from clusterrun.rendering.bundle import render_bundle, sh_word
 from tests.launch.samples import on_slurm, slurm_facts
 from tests.rendering.golden_cases import RESOLVED, bundle_of
 from tests.rendering.sbatch_reader import directives_of, read_by_sbatch, sbatch

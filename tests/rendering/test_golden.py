@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
-import pytest
-
 from tests.checkout import ROOT
-from tests.patience import patience
+from tests.patience import finished
 from tests.rendering.golden_cases import GOLDEN, SCRIPTS, bundle_of, golden_files
 
 # Not one of ours: ZeRO-1 with the optimizer's states in the host's memory.
@@ -35,19 +33,10 @@ def test_the_files_are_as_they_were_reviewed() -> None:
     assert golden_files() == files
 
 
-@pytest.mark.parametrize("case", SCRIPTS)
-@pytest.mark.parametrize("name", ["job.sbatch", "node.sh", "env.sh"])
-def test_bash_reads_the_script_without_a_word(case: str, name: str) -> None:
-    text = bundle_of(case).files[name]
-    done = subprocess.run(
-        ["bash", "-n"],
-        input=text,
-        capture_output=True,
-        text=True,
-        timeout=30 * patience(),
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+def test_bash_reads_the_scripts_without_a_word() -> None:
+    for case, name in product(SCRIPTS, ("job.sbatch", "node.sh", "env.sh")):
+        done = finished(["bash", "-n"], input=bundle_of(case).files[name])
+        assert (done.returncode, done.stderr) == (0, ""), (case, name)
 
 
 def test_one_file_adds_a_strategy(tmp_path: Path) -> None:
@@ -57,14 +46,8 @@ def test_one_file_adds_a_strategy(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
 
     def answer(*argv: str) -> str:
-        done = subprocess.run(
-            [sys.executable, *argv],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            timeout=60 * patience(),
-            check=False,
+        done = finished(
+            [sys.executable, *argv], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}
         )
         assert done.returncode == 0, done.stderr
         return done.stdout

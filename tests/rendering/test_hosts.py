@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -18,31 +17,22 @@ from clusterrun.launch.plan import Plan
 from clusterrun.rendering.bundle import render_bundle
 from clusterrun.rendering.by_hand import by_hand
 from tests.launch.samples import slurm_facts
-from tests.patience import patience
+from tests.patience import finished
 from tests.rendering.golden_cases import RESOLVED, two_nodes_of_gpus
 
 
 def test_each_host_expands_the_home_of_its_interpreter(tmp_path: Path) -> None:
     """Run node.sh up to the interpreter, which here only prints its name."""
     home, run = tmp_path / "a home", tmp_path / "run"
-    python = home / "env" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.write_text('#!/bin/sh\nprintf "%s\\n" "$0"\n')
-    python.chmod(0o755)
+    python = program(home / "env" / "bin" / "python", '#!/bin/sh\nprintf "%s\\n" "$0"\n')
     run.mkdir()
     plan = dataclasses.replace(
         two_nodes_of_gpus(), python="~/env/bin/python", workdir=str(tmp_path)
     )
     for name, text in render_bundle(plan, resolved_yaml=RESOLVED).files.items():
         (run / name).write_text(text)
-    done = subprocess.run(
-        ["bash", str(run / "node.sh"), str(run), "1"],
-        env={"HOME": str(home), "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        timeout=30 * patience(),
-        check=False,
-    )
+    environ = {"HOME": str(home), "PATH": "/usr/bin:/bin"}
+    done = finished(["bash", run / "node.sh", run, "1"], env=environ)
     assert (done.stdout, done.stderr) == (f"{python}\n", "")
 
 
@@ -82,15 +72,8 @@ def typed(plan: Plan, root: Path) -> list[str]:
     log = root / "log"
     (root / "tmp").mkdir()
     usual = {"HOME": str(root), "PATH": f"{root}/bin:/usr/bin:/bin"}
-    done = subprocess.run(
-        ["sh"],
-        input="\n".join(by_hand(plan, bundle)),
-        env={**usual, "LOG": str(log), "TMPDIR": str(root / "tmp")},
-        capture_output=True,
-        text=True,
-        timeout=30 * patience(),
-        check=False,
-    )
+    environ = {**usual, "LOG": str(log), "TMPDIR": str(root / "tmp")}
+    done = finished(["sh"], input="\n".join(by_hand(plan, bundle)), env=environ)
     assert (done.returncode, done.stderr) == (0, "")
     assert list((root / "tmp").iterdir()) == []
     return log.read_text().splitlines()

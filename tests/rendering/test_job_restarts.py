@@ -10,12 +10,14 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from clusterrun.errors import NodeExit
+from clusterrun.rundir.attempt import amend_attempt
+from clusterrun.rundir.paths import RunPaths
 from tests.patience import patience, wait_for
 from tests.rendering.job import BatchSite, end_of, make_site, rendered
 
@@ -49,7 +51,7 @@ class BatchRun:
         return process
 
     def wait_for(self, name: str) -> None:
-        wait_until((self.site.stubs / name).exists)
+        wait_for((self.site.stubs / name).exists)
 
     def attempt(self, number: int = 1) -> Path:
         return self.path / "attempts" / str(number)
@@ -70,10 +72,6 @@ def run(tmp_path: Path) -> Iterator[BatchRun]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         process.communicate(timeout=60 * patience())
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    wait_for(condition)
 
 
 def descendants(pid: int) -> list[int]:
@@ -113,7 +111,7 @@ def test_when_slurm_ends_the_job_its_end_is_written_at_once(
 ) -> None:
     process = run.start_step(SLURM_JOB_END_TIME=end_time)
     process.send_signal(signal.SIGTERM)
-    wait_until((run.path / "end.json").exists)
+    wait_for((run.path / "end.json").exists)
     assert (run.attempt() / "request").read_text() == "end\n"
     assert process.poll() is None  # it waits for srun: agents may still be saving
     for pid in descendants(process.pid)[:-1]:
@@ -128,7 +126,7 @@ def test_when_slurm_ends_the_job_its_end_is_written_at_once(
 def test_slurms_warning_is_a_request_to_the_head(run: BatchRun, number: int) -> None:
     process = run.start_step()
     process.send_signal(number)
-    wait_until((run.attempt() / "request").exists)
+    wait_for((run.attempt() / "request").exists)
     assert (run.attempt() / "request").read_text() == "time-limit\n"
     assert process.poll() is None
 
@@ -138,14 +136,14 @@ def test_a_job_that_others_took_for_lost_leaves_none_of_its_steps(run: BatchRun)
     below = descendants(process.pid)[:-1]
     assert len(below) >= 1
     run.attempt(2).mkdir()
-    (run.attempt(2) / "owner").write_text("node2 1\n")
+    amend_attempt(RunPaths(root=run.path), 2, owner="node2 1")
     process.send_signal(signal.SIGURG)
     assert process.wait(60 * patience()) == INTERRUPTED
     step = below[-1]  # srun itself; what it started here is not ours to find
     for pid in below:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not Path(f"/proc/{step}").exists())
+    wait_for(lambda: not Path(f"/proc/{step}").exists())
     assert not (run.path / "end.json").exists()
 
 

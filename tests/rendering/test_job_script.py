@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from clusterrun.errors import NodeExit
+from tests.patience import finished, patience
 from tests.rendering.job import BatchSite, end_of, make_site, mode, rendered
 
 UNFIT, CANCELLED = int(NodeExit.NODE_UNFIT), int(NodeExit.CANCELLED)
@@ -174,13 +176,8 @@ def test_a_node_whose_python_lacks_clusterrun_says_so_and_leaves_the_status(
     status.parent.mkdir(parents=True)
     if taken:
         status.write_text("3\n")
-    done = subprocess.run(
-        ["bash", str(tmp_path / "node.sh"), str(tmp_path), "1"],
-        env={**os.environ, "SLURMD_NODENAME": "n7"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environ = {**os.environ, "SLURMD_NODENAME": "n7"}
+    done = finished(["bash", tmp_path / "node.sh", tmp_path, "1"], env=environ)
     assert (done.returncode, status.read_text()) == (UNFIT, "3\n" if taken else f"{UNFIT}\n")
     assert done.stderr == (
         f"clusterrun: n7: {sys.executable} cannot run clusterrun: ModuleNotFoundError: No module "
@@ -197,3 +194,45 @@ def test_a_job_that_is_none_or_heterogeneous_is_refused(site: BatchSite) -> None
         done = site.run(rendered(site.plan()), **variables)
         assert (done.returncode, said in done.stderr) == (code, True)
         assert not list(site.runs.glob("*/*/attempts/*"))
+
+
+def test_no_script_starts_a_step_or_needs_a_client_of_slurm_or_a_home(site: BatchSite) -> None:
+    """The conductor, outside of any container, asks Slurm."""
+    files = rendered(site.plan(nodes=2, gpus_per_node=4)).files
+    lines = "".join(files[name] for name in ("env.sh", "node.sh", "job.sbatch")).splitlines()
+    code = "\n".join(line for line in lines if not line.lstrip().startswith("#"))
+    assert re.findall(r"\b(?:scontrol|squeue|sacct|sinfo|scancel)\b(?! *\()", code) == []
+    assert re.findall(r"\$\{?HOME\b|(?<![\w.])~/", code) == []
+    starts = [name for name, text in files.items() if re.search(r"^\s*srun\b", text, re.MULTILINE)]
+    assert starts == []
+
+
+def test_the_agent_is_the_task_itself(site: BatchSite) -> None:
+    """A cgroup's processes end with the task's own: no shell may stand in its place."""
+    python = site.stubs / "python"
+    python.write_text(f'#!/bin/bash\necho "$$" > "{site.root}/pid"\n')
+    run_dir = site.run_dir(rendered(site.plan(nodes=1)))
+    argv = ["bash", str(run_dir / "node.sh"), str(run_dir), "1"]
+    task = subprocess.Popen(argv, env=site.environment(), stdin=subprocess.DEVNULL)
+    assert task.wait(timeout=30 * patience()) == 0
+    assert (site.root / "pid").read_text() == f"{task.pid}\n"
+
+
+def test_every_leftover_of_a_launcher_around_the_job_is_unset_on_the_node(site: BatchSite) -> None:
+    """A job's own environment may hold them where Slurm itself or the site put them there."""
+    leftovers = {
+        *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK"),
+        *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE"),
+        *("MASTER_ADDR", "MASTER_PORT", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+        *("PET_X", "TORCHELASTIC_X", "PMI_X", "PMIX_X", "OMPI_COMM_X", "MV2_COMM_X"),
+        *("SRUN_CPUS_PER_TASK", "SLURM_CPU_BIND"),  # of another srun
+        *("ACCELERATE_X", "FSDP_X", "PARALLELISM_CONFIG_X", "MEGATRON_LM_X"),
+    }
+    bundle = rendered(site.plan(nodes=1, cpus_per_task=4))
+    kept = {"KEPT": "7", "SLURM_CONF": "/etc/slurm.conf"}  # and what tells a node who it is
+    done = site.run(bundle, str(site.run_dir(bundle)), **dict.fromkeys(leftovers, "7"), **kept)
+    assert done.returncode == 0, done.stderr
+    seen = {name.decode() for name in site.env_of("python.agent.0.env")}
+    assert seen & leftovers == set()
+    assert {*kept, "SLURM_NODEID", "SLURM_JOB_ID"} <= seen
+    assert b"--cpus-per-task=4" in site.got("srun.args")

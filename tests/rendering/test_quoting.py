@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from clusterrun.launch.plan import Directive
-from clusterrun.rendering.quoting import (
+from clusterrun.rendering.bundle import (
     comment_text,
     directive_line,
     sbatch_word,
@@ -21,6 +21,8 @@ from clusterrun.rendering.quoting import (
 )
 from tests.rendering.sbatch_reader import directives_of, read_by_sbatch, sbatch
 from tests.rendering.strategies import BYTES, LINE, LINES, TEXT
+
+WORDS = ["no", "On", "NULL", "y"]  # that YAML may take for other than text
 
 
 @settings(max_examples=40, deadline=None)
@@ -81,13 +83,6 @@ def test_what_no_directive_can_hold_is_refused() -> None:
 
 
 @settings(deadline=None)
-@given(
-    st.one_of(
-        LINE.filter(str.isprintable),
-        st.integers(),
-        st.booleans(),
-        st.sampled_from(["no", "On", "NULL", "y"]),
-    )
-)
+@given(LINE.filter(str.isprintable) | st.integers() | st.booleans() | st.sampled_from(WORDS))
 def test_a_scalar_of_yaml_is_read_back(value: object) -> None:
     assert yaml.safe_load(f"key: {yaml_scalar(value)}\n") == {"key": value}

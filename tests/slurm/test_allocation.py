@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.patience import patience, wait_for
+from tests.patience import finished, wait_for
 from tests.road import LIGHT, Project, project
 
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("nothing_left"), pytest.mark.timeout(300)]
@@ -50,16 +50,9 @@ def _here(tmp_path: Path, cluster: Any) -> Any:
 
 def salloc(here: Project, script: str) -> subprocess.CompletedProcess[str]:
     """Run a script on the login side of an allocation of two nodes."""
-    return subprocess.run(
-        ["salloc", "-Q", "-N2", "--gpus-per-node=2", "-c2", "bash", "-ec", script],
-        cwd=here.path,
-        env={**here.environ, **here.extra, "LIGHT": " ".join(LIGHT)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120 * patience(),
-        check=False,
-    )
+    argv = ["salloc", "-Q", "-N2", "--gpus-per-node=2", "-c2", "bash", "-ec", script]
+    env = {**here.environ, **here.extra, "LIGHT": " ".join(LIGHT)}
+    return finished(argv, timeout_s=120, cwd=here.path, env=env)
 
 
 def test_srun_starts_the_ranks_on_all_nodes_of_an_allocation(here: Project) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from clusterrun.rundir.attempt import read_attempt
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.world import read_world
 from clusterrun.shared.hostlist import parse_hostlist
 from tests.cluster.cluster import OVER, Cluster
 from tests.local.test_diagnose import OF_ONE_RANK
@@ -117,7 +117,7 @@ def test_what_one_rank_did_is_found_on_its_node(
     job_id = here.submit(*FOUR, *options, "broken.py", how)
     assert cluster.wait_job(job_id, timeout_s=200) == "FAILED"
     verdict = diagnosed(here, job_id)["verdict"]
-    nodes = read_world(RunPaths(root=here.run_dir(job_id)), 1)
+    nodes = read_attempt(RunPaths(root=here.run_dir(job_id)), 1).nodes
     assert (verdict["class"], verdict["status"]) == (cause, status)
     assert (verdict["ranks"], verdict["nodes"]) == ("2", [*nodes][1:])
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from clusterrun.health.reports import read_nodes
+from clusterrun.health.together import read_nodes
 from tests.cluster.cluster import Cluster
 from tests.namespaces import small_disk
 from tests.patience import patience, wait_for
@@ -164,7 +164,7 @@ def test_a_node_that_does_not_reach_the_first(cluster: Cluster, here: Project) -
     finally:
         cluster.run_on(fourth, ["ip", "rule", "del", *ports.split()])
     assert bad_of(found) == {("fail", "node.report", fourth)}
-    assert f"cannot reach the head {first}" in found["node.report"][0]["text"]
+    assert f"cannot reach the conductor on {first}" in found["node.report"][0]["text"]
     assert found["net.reduce"][0]["nodes"] == [first, *others]
     assert answer["exclude"] == fourth
 

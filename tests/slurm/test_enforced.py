@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -12,6 +11,7 @@ import pytest
 from tests.cluster import network
 from tests.cluster.cluster import OVER, Cluster
 from tests.cluster.fixtures import another
+from tests.patience import finished
 from tests.road import LIGHT, Project
 from tests.slurm.test_diagnose import WAITING, diagnosed
 from tests.slurm.test_waiting import waits
@@ -68,9 +68,7 @@ def cause_of(here: Project, text: str) -> str:
     """Pipe a text into `diagnose`."""
     argv = [sys.executable, "-m", "clusterrun", "diagnose", "--log", "-", "--json"]
     environ = {**here.environ, **here.extra}
-    done = subprocess.run(
-        argv, cwd=here.path, env=environ, input=text, capture_output=True, text=True, check=False
-    )
+    done = finished(argv, cwd=here.path, env=environ, input=text)
     assert done.returncode == 3, done.stderr
     found: str = json.loads(done.stdout)["verdict"]["class"]
     return found

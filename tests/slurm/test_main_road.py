@@ -7,14 +7,13 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from typing import Any
 
 import pytest
 
-from tests.patience import patience, wait_for
+from tests.patience import finished, patience, wait_for
 from tests.road import LIGHT, Project
 
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("nothing_left"), pytest.mark.timeout(300)]
@@ -128,11 +127,7 @@ def test_deepspeed_with_offload_saves_and_resumes(cluster: Any, here: Project, o
 
 def by_hand(here: Project, *argv: str, script: str = "") -> str:
     """Submit with plain sbatch and return the job id."""
-    done = subprocess.run(
-        ["sbatch", "--parsable", *argv],
-        cwd=here.path, env=here.environ, input=script, capture_output=True, text=True,
-        timeout=60 * patience(), check=False,
-    )  # fmt: skip
+    done = finished(["sbatch", "--parsable", *argv], cwd=here.path, env=here.environ, input=script)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

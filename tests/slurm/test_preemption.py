@@ -17,10 +17,7 @@ from tests.cluster.cluster import OVER, Cluster
 from tests.patience import wait_for
 from tests.road import LIGHT, Project, project
 
-pytestmark = [
-    pytest.mark.slurm,
-    pytest.mark.timeout(400),
-]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(400)]
 
 SMALL = ("-N1", "--gpus-per-node", "1", "--cpus-per-task", "1", *LIGHT, "-p", "low")
 WAYS = {

@@ -1,5 +1,3 @@
 """Give these tests four hosts with a real sshd, and a laptop."""
 
-from tests.hosts.fixtures import hosts, standing_hosts
-
-__all__ = ["hosts", "standing_hosts"]
+from tests.hosts.fixtures import hosts, standing_hosts  # noqa: F401

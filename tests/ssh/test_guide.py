@@ -141,9 +141,7 @@ def test_a_path_that_is_not_copied_is_refused_and_nothing_is_left(hosts: Hosts) 
 @pytest.mark.ssh
 @pytest.mark.torch
 @pytest.mark.long
-def test_a_host_that_shares_nothing_has_the_output_in_its_copy_of_the_project(
-    hosts: Hosts,
-) -> None:
+def test_a_host_that_shares_nothing_has_the_output_in_its_copy_of_the_project(hosts: Hosts) -> None:
     project(hosts, "guide", "laptop")
     hosts.laptop.write("guide/.env", "TOKEN=1")
     (block,) = (block for block in commands(HERE, "ssh") if "--device cpu" in block)

@@ -14,15 +14,7 @@ from clusterrun.backends.hosts.openssh import Refusal
 from tests.hosts import LAPTOP, Hosts
 from tests.hosts.machine import PYTHON
 from tests.patience import patience, wait_for
-from tests.ssh.submitting import (
-    QUICK_S,
-    nothing_left,
-    refusal,
-    refusals,
-    start,
-    submit,
-    wrap,
-)
+from tests.ssh.submitting import QUICK_S, nothing_left, refusal, refusals, start, submit, wrap
 
 pytestmark = pytest.mark.ssh
 

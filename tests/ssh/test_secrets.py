@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import subprocess
 
 import pytest
 
 from tests.hosts import LAPTOP, Hosts
-from tests.patience import patience, wait_for
+from tests.patience import finished, patience, wait_for
 from tests.ssh.submitting import nothing_left, start
 
 pytestmark = [pytest.mark.ssh, pytest.mark.long]
@@ -28,9 +27,7 @@ def found(hosts: Hosts, word: str) -> list[str]:
     for machine in hosts.machines.values():
         tops += [machine.home(), *map(machine.path, ("/tmp", "/var/tmp", "/dev/shm"))]
     argv = ["grep", "--recursive", "--files-with-matches", "--text", "--fixed-strings", word]
-    return subprocess.run(
-        [*argv, *map(str, tops)], capture_output=True, text=True, check=False
-    ).stdout.splitlines()
+    return finished([*argv, *map(str, tops)]).stdout.splitlines()
 
 
 @pytest.mark.parametrize("shared", [True, False])

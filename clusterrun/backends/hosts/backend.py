@@ -13,16 +13,21 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clusterrun.backends.base import Submission, Where
-from clusterrun.backends.hosts import openssh, project, start
-from clusterrun.backends.hosts.openssh import MEET_S, Connection
-from clusterrun.backends.hosts.starters import is_this_machine, starters_environ
-from clusterrun.backends.local.backend import Controlling, LocalBackend, read_controller
-from clusterrun.backends.local.job_ids import last_number, remember_number
-from clusterrun.backends.local.process import identity
-from clusterrun.errors import ClusterrunError, Exit, SchedulerUnreachableError, SubmissionError
+from clusterrun.backends.environment import scrubbed
+from clusterrun.backends.hosts import crew, openssh, project
+from clusterrun.backends.hosts.crew import MEET_S, Link, is_this_machine
+from clusterrun.backends.local.backend import (
+    Controlling,
+    LocalBackend,
+    identity,
+    last_number,
+    read_controller,
+    remember_number,
+)
+from clusterrun.errors import SchedulerUnreachableError
 from clusterrun.launch.plan import Plan
 from clusterrun.rundir.outcome import read_end
 from clusterrun.rundir.paths import RunPaths
@@ -42,6 +47,10 @@ STOP_S = 60.0
 ASSEMBLE_S = 900.0  # for all hosts to answer and to get the project
 _NO_JOB = JobId()
 _LEAVING = {"PBS_JOBID", "LSB_JOBID"}
+# What srun needs of the allocation. Its other variables, such as SLURM_GPUS, would size each step.
+OF_STARTERS = (
+    *("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_JOB_CPUS_PER_NODE", "CUDA_VISIBLE_DEVICES"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,31 +72,24 @@ class HostsBackend(LocalBackend):
         return self._send(plan, record.paths, must_see=plan.hosts[:1])
 
     def _send(self, plan: Plan, paths: RunPaths, *, must_see: Sequence[str]) -> Submission:
-        host = plan.hosts[0]
+        host, is_given = plan.hosts[0], not plan.cluster.scheduler.outlives_shell
         # An allocation's hosts are reached from this machine, by the scheduler's program.
-        is_here = not plan.cluster.scheduler.outlives_shell or is_this_machine(host)
+        is_here = is_given or is_this_machine(host)
         env_sh = paths.env_script.read_text() if plan.setup else ""
-        first = Connection(
+        first = Link(
             name=host,
-            argv=start.READ if is_here else openssh.ssh(host, start.READ),
-            env=starters_environ(plan, os.environ) if is_here else None,
-            script=start.script(CONTROLLER, python=plan.python, env_sh=env_sh),
+            argv=crew.READ if is_here else openssh.ssh(host, crew.READ),
+            env=scrubbed(os.environ, keep=OF_STARTERS if is_given else ()) if is_here else None,
+            script=crew.script(CONTROLLER, python=plan.python, env_sh=env_sh),
         )
         first.start()
         try:
             answer = _negotiate(first, plan, paths, must_see, last_number(self.runs_dir))
-        except SchedulerUnreachableError as error:
-            raise first.explained() from error
+            if not first.send("go"):
+                raise first.explained()
         except BaseException:
             first.close(STOP_S)
             raise
-        if answer.refused:
-            first.close(STOP_S)
-            raise _error_of(answer.refused)
-        try:
-            first.pipe.send("go")
-        except (OSError, ValueError) as error:
-            raise first.explained() from error
         with contextlib.suppress(KeyboardInterrupt):  # the job runs: its id must be recorded
             first.close(STOP_S)
         remember_number(answer.job_id.number)
@@ -133,34 +135,20 @@ def backend(where: Where) -> HostsBackend:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Refused:
-    """Why a controller does not accept a job."""
-
-    message: str
-    hints: tuple[str, ...] = ()
-    cause: str | None = None
-    exit: Exit = Exit.FAILED
-
-
-@dataclass(frozen=True, kw_only=True)
 class _Answer:
-    """What a controller answers: first whether `is_here`, then the job; or why not."""
+    """What a controller answers: first whether `is_here`, then the job."""
 
     is_here: bool = False
     job_id: JobId = _NO_JOB
     run_dir: str = ""
     python: str = ""
     notes: tuple[str, ...] = ()
-    refused: _Refused | None = None
 
 
 def _negotiate(
-    first: Connection, plan: Plan, paths: RunPaths, must_see: Sequence[str], last_id: int
+    first: Link, plan: Plan, paths: RunPaths, must_see: Sequence[str], last_id: int
 ) -> _Answer:
-    """Send the job; return the answer.
-
-    Raises SchedulerUnreachableError if the connection ended, and SubmissionError for nonsense.
-    """
+    """Send the job; return the answer. Raises ClusterrunError."""
     # The process that ends with an allocation whose scheduler may leave others behind.
     leader, is_given = os.getsid(0), not plan.cluster.scheduler.outlives_shell
     is_watched = is_given and not _LEAVING.isdisjoint(os.environ) and leader not in (0, os.getpid())
@@ -183,39 +171,22 @@ def _negotiate(
         )
     finally:
         paths.nonce(nonce).unlink(missing_ok=True)
-    place = _decoded(fields, plan)
-    if place.refused:
-        return place
-    notes = [] if place.is_here else _send_project(first, plan)
-    answer = _decoded(first.answered(ASSEMBLE_S), plan)
-    is_new = answer.job_id.startswith("H") and answer.job_id.number > last_id
-    if not (answer.refused or is_new):
-        raise openssh.nonsense(plan.hosts[0])
-    return dataclasses.replace(answer, is_here=place.is_here, notes=(*notes, *answer.notes))
-
-
-def _decoded(fields: dict[str, Any], plan: Plan) -> _Answer:
     try:
-        found: _Answer = decoded(_Answer, fields)
+        is_here = decoded(bool, fields.get("is_here"))
+        notes = [] if is_here else _send_project(first, plan)
+        answer: _Answer = decoded(_Answer, first.answered(ASSEMBLE_S))
     except ValueError as error:
         raise openssh.nonsense(plan.hosts[0]) from error
-    return found
+    if not answer.job_id.startswith("H") or answer.job_id.number <= last_id:
+        raise openssh.nonsense(plan.hosts[0])
+    return dataclasses.replace(answer, is_here=is_here, notes=(*notes, *answer.notes))
 
 
-def _send_project(first: Connection, plan: Plan) -> list[str]:
+def _send_project(first: Link, plan: Plan) -> list[str]:
     """Send the project; return notes on what is not copied. Raises ClusterrunError."""
     found = project.find_project(Path(plan.workdir), leave_out=[Path(plan.runs_dir)])
     notes = project.check_paths(found, plan.entry)
     with tempfile.TemporaryFile() as packed:
         project.pack(found, packed)
-        packed.seek(0)
         first.send_project(packed)
     return [*found.notes, *notes]
-
-
-def _error_of(refused: _Refused) -> ClusterrunError:
-    is_silent = refused.exit is Exit.UNREACHABLE
-    kind = SchedulerUnreachableError if is_silent else SubmissionError
-    error = kind(refused.message, hint=refused.hints, cause=refused.cause)
-    error.exit_code = refused.exit or Exit.FAILED
-    return error

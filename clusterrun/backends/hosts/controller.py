@@ -6,7 +6,6 @@ runs, and detaches: from then on it needs the submitting machine no longer.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import secrets
@@ -20,20 +19,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from clusterrun.backends.hosts import crew, judge, mirror, project, start
-from clusterrun.backends.hosts.crew import Link
+from clusterrun.backends.hosts import crew, judge, project
+from clusterrun.backends.hosts.crew import Frame, Link, Pipe, host_command, is_this_machine
 from clusterrun.backends.hosts.host import HostsHost
-from clusterrun.backends.hosts.locks import Holder, job_lock
-from clusterrun.backends.hosts.start import Frame, Pipe
-from clusterrun.backends.hosts.starters import host_command, is_this_machine
+from clusterrun.backends.hosts.mirror import Receiver
+from clusterrun.backends.local.backend import take_job_id
 from clusterrun.backends.local.controller import detach, write_controller
-from clusterrun.backends.local.job_ids import take_job_id
 from clusterrun.config.choices import Starter
-from clusterrun.errors import ClusterrunError, SubmissionError, UsageError, describe
+from clusterrun.config.hosts import node_names, parse_host
+from clusterrun.errors import ClusterrunError, SubmissionError, UsageError
 from clusterrun.launch.plan import Plan
 from clusterrun.node.base.ports import candidate_ports
 from clusterrun.node.base.processes import adopt_orphans
-from clusterrun.node.base.stderr import say_on_stderr
 from clusterrun.node.conductor.agents import Agents
 from clusterrun.node.conductor.conductor import Conductor
 from clusterrun.node.conductor.host import Signals
@@ -44,7 +41,6 @@ from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.shared import files
 from clusterrun.shared.finding import Severity
 from clusterrun.shared.given import before_setup
-from clusterrun.shared.host_specs import node_names, parse_host
 from clusterrun.shared.job_id import JobId
 
 PROJECT_S = 600.0
@@ -78,7 +74,7 @@ def receive(pipe: Pipe) -> tuple[RunPaths, dict[str, Any]]:
     except (ClusterrunError, OSError) as error:
         if str(paths.root) != given["run_dir"]:
             create.remove_run(paths)
-        raise _unwritten(plan.hosts[0], error) from error
+        raise judge.unwritten(plan.hosts[0], error) from error
     return paths, given
 
 
@@ -87,11 +83,6 @@ def _next(pipe: Pipe) -> Frame:
     if message is None:
         raise SubmissionError("the submission was interrupted")
     return message
-
-
-def _unwritten(host: str, error: Exception) -> ClusterrunError:
-    text = f"{host}: cannot write the run"
-    return SubmissionError(text, cause=describe(error), hint=judge.ELSEWHERE)
 
 
 class Controller:
@@ -103,27 +94,29 @@ class Controller:
         self.is_new = str(paths.root) != sent["run_dir"]  # created here
         self._packed: BinaryIO | None = None
         self._packing = threading.Lock()
-        names = node_names(self.plan.hosts)
-        env_sh = self.paths.env_script.read_text() if self.plan.setup else ""
-        script = start.script(
-            "clusterrun.backends.hosts.courier", python=self.plan.python, env_sh=env_sh
+        plan = self.plan
+        script = crew.script(
+            "clusterrun.backends.hosts.courier",
+            python=plan.python,
+            env_sh=paths.env_script.read_text() if plan.setup else "",
         )
-        pairs = list(zip(names, self.plan.hosts, strict=True))
-        self.here = names[0]  # else "" if this machine is none of them
-        if not self.plan.cluster.scheduler.outlives_shell:
-            self.here = next((name for name, host in pairs if is_this_machine(host)), "")
-        by_ssh = self.plan.starter in ("", Starter.SSH.value)
-        self.links = [
-            Link(
+        pairs = list(zip(node_names(plan.hosts), plan.hosts, strict=True))
+        is_given = not plan.cluster.scheduler.outlives_shell
+        here = (name for name, host in pairs if not is_given or is_this_machine(host))
+        self.here = next(here, "")  # "" if this machine is none of them
+        self.links = []
+        for rank, (name, host) in enumerate(pairs):
+            is_here = name == self.here
+            starter = "" if is_here or plan.starter == Starter.SSH.value else plan.starter
+            link = Link(
                 name=name,
                 host=host,
-                first=self.here if by_ssh and name != self.here else "",
-                starter="" if by_ssh or name == self.here else self.plan.starter,
-                argv=host_command(self.plan, rank, is_here=name == self.here),
+                first="" if is_here or starter else self.here,
+                starter=starter,
+                argv=host_command(plan, rank, is_here=is_here),
                 script=script,
             )
-            for rank, (name, host) in enumerate(pairs)
-        ]
+            self.links.append(link)
         self.job_id = JobId()
         self.nonce = secrets.token_hex(16)
         self.listener = threading.Thread(target=self._listen, args=(pipe,), daemon=True)
@@ -156,37 +149,29 @@ class Controller:
 
     def _judge(self, links: Sequence[Link]) -> list[str]:
         """Return notes on the hosts. Raises ClusterrunError if the run can't start on them."""
-        facts = {link.name: link.facts for link in links}
-        ahead = {link.name: link.ahead_s for link in links}
-        found = judge.judged(self.plan, facts, ahead)
-        if found and found[0].severity is Severity.FAIL:
-            raise judge.error_of(each for each in found if each.severity is Severity.FAIL)
+        found = judge.judged(self.plan, {link.name: link.facts for link in links})
+        if failures := [each for each in found if each.severity is Severity.FAIL]:
+            raise judge.error_of(failures)
         return [each.summary for each in found]
 
     def _try_ports(self) -> None:
         """Have each host reach a port of the first and the next one. Raises ClusterrunError."""
-        links = self.links
-        port_of = {link.name: link.facts["port"] for link in links}
-        after = dict(zip(port_of, [*links[1:], links[0]], strict=True))
-        closed: dict[tuple[str, str], list[str]] = defaultdict(list)
+        first, *others = self.links
+        after = dict(zip((link.name for link in self.links), [*others, first], strict=True))
+        closed: dict[tuple[str, int, str], list[str]] = defaultdict(list)
 
         def connect(link: Link) -> None:
-            ends = {end.name: end for end in (links[0], after[link.name]) if end is not link}
-            addresses = []
-            for name, end in ends.items():
+            for end in {first.name: first, after[link.name].name: after[link.name]}.values():
+                if end is link:
+                    continue
                 known = end.facts["server"] if end.first else link.facts["client"]
-                addresses.append((str(known or parse_host(end.host).host), port_of[name]))
-            answer = link.ask("connect", addresses=addresses)
-            for name, reason in zip(ends, answer["closed"], strict=True):
-                if reason:
-                    closed[name, reason].append(link.name)
+                address, port = known or parse_host(end.host).host, end.facts["port"]
+                if reason := link.ask("connect", address=address, port=port)["closed"]:
+                    closed[end.name, port, reason].append(link.name)
 
-        _on_all(links, connect)
+        _on_all(self.links, connect)
         if closed:
-            raise judge.error_of(
-                judge.closed_port(names, to, port_of[to], reason)
-                for (to, reason), names in closed.items()
-            )
+            raise judge.error_of(judge.closed_port(names, *end) for end, names in closed.items())
 
     def admit(self, link: Link) -> None:
         """Make a host usable that was lost. Raises ClusterrunError."""
@@ -200,7 +185,8 @@ class Controller:
             raise
 
     def _open(self, link: Link) -> None:
-        link.open(
+        link.meet(
+            name=link.name,
             home=str(self.paths.root),
             nonce=self.nonce,
             own_dir=self._own_dir,
@@ -220,24 +206,21 @@ class Controller:
         gpus = judge.gpus_to_lock(self.plan, link.facts)
         count = judge.gpus_needed(self.plan) if gpus else 0
         job = f"{self.job_id}-{self.paths.root.name}"  # others have jobs of the same number
-        about = {"job": job, "run": f"{self.plan.name}/{self.paths.root.name}", "host": link.name}
-        locked = link.ask("lock", about=about, gpus=gpus, count=count)
+        about = {"run": f"{self.plan.name}/{self.paths.root.name}", "host": link.name}
+        locked = link.ask("lock", job=job, about=about, gpus=gpus, count=count)
         link.gpus = tuple(locked["gpus"]) if link.facts["gpus"].get("all") else ()
-        if job_lock(job) in locked["busy"] or len(locked["gpus"]) < count:
-            raise judge.error_of(
-                judge.busy(link.name, lock, Holder(**holder), job)
-                for lock, holder in locked["busy"].items()
-            )
+        if locked["twice"]:
+            raise judge.error_of([judge.twice(link.name, locked["twice"])])
+        if len(locked["gpus"]) < count:
+            raise judge.error_of(judge.busy(link.name, *each) for each in locked["busy"].items())
 
     def _place(self, link: Link) -> None:
         """Have a host use the home, or bring the run to a directory of its own."""
-        if link.facts["sees_home"]:
-            link.ask("place", home=str(self.paths.root), is_first=not link.first)
-            link.is_lost = False
-            return
-        link.receiver = mirror.Receiver(root=self.paths.root, node=link.name, say=say_on_stderr)
-        placed = link.ask("place", root=self._own_dir, files=mirror.bundle(self.paths))
-        if not placed["has_project"]:
+        is_apart, root = not link.facts["sees_home"], self.paths.root
+        link.receiver = Receiver(root=root, node=link.name) if is_apart else None
+        own = self._own_dir if is_apart else str(root)
+        placed = link.ask("place", root=own, is_apart=is_apart, is_first=not link.first)
+        if placed["needs_project"]:
             with self._packing:
                 self._packed = self._packed or self._pack()
             with open(f"/proc/self/fd/{self._packed.fileno()}", "rb") as packed:  # from its start
@@ -251,7 +234,6 @@ class Controller:
         found = own if own.is_dir() else Path(self.plan.workdir)
         packed = tempfile.TemporaryFile()  # noqa: SIM115 - closed when it is sent
         project.pack(project.find_project(found, leave_out=[runs]), packed)
-        packed.flush()
         return packed
 
     def await_go(self) -> None:
@@ -282,14 +264,14 @@ class Controller:
 
     def give_up(self) -> None:
         """End all couriers and remove what was written for the job."""
-        self._close(forget=True)
+        self._close()
         if self.job_id:
             self.paths.runs_dir.job_link(self.job_id).unlink(missing_ok=True)
         if self.is_new:
             create.remove_run(self.paths)
 
-    def _close(self, *, forget: bool = False) -> None:
-        crew.end_all(self.links, forget=forget)
+    def _close(self) -> None:
+        crew.end_all(self.links)
         self.paths.nonce(self.nonce).unlink(missing_ok=True)
 
 
@@ -330,8 +312,9 @@ def conduct(
         controller.give_up()
         if not isinstance(error, (ClusterrunError, OSError)):
             raise
-        host = controller.plan.hosts[0]
-        _refuse(pipe, error if isinstance(error, ClusterrunError) else _unwritten(host, error))
+        if isinstance(error, OSError):
+            error = judge.unwritten(controller.plan.hosts[0], error)
+        pipe.refuse(error)
         controller.listener.join(GO_S)
         ready()
         return
@@ -342,22 +325,14 @@ def conduct(
     controller.conduct(signals)
 
 
-def _refuse(pipe: Pipe, error: ClusterrunError) -> None:
-    """Send an error to the submitter if it still listens."""
-    with contextlib.suppress(OSError, ValueError):
-        refused = {"message": error.message, "hints": error.hints, "cause": error.cause}
-        pipe.send("answer", refused={**refused, "exit": int(error.exit_code)})
-
-
 def main() -> int:
     """Receive a submission and run it in a process of its own."""
-    os.environ.update(before_setup(start.ENVIRON))
-    reader, writer = start.take_streams()
-    pipe = Pipe(open(reader, "rb"), open(writer, "wb"))  # noqa: SIM115 - closed by `conduct`
+    os.environ.update(before_setup(crew.ENVIRON))
+    pipe = crew.take_streams()
     try:
         paths, sent = receive(pipe)
     except ClusterrunError as error:
-        _refuse(pipe, error)
+        pipe.refuse(error)
         return int(error.exit_code)
     return detach(functools.partial(conduct, paths, sent, pipe), paths.batch_output)
 

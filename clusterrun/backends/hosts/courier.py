@@ -7,7 +7,6 @@ that it started here, and exits.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import platform
 import queue
@@ -21,28 +20,24 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, NoReturn
 
 from clusterrun.backends.environment import scrubbed
-from clusterrun.backends.hosts import mirror
+from clusterrun.backends.hosts import judge, mirror
+from clusterrun.backends.hosts.crew import ALIVE_S, ENVIRON, Frame, Pipe, take_streams
 from clusterrun.backends.hosts.locks import Holder, Lock, gpu_lock, holder_of, job_lock, take, tidy
 from clusterrun.backends.hosts.openssh import LINK_S
 from clusterrun.backends.hosts.project import unpack
-from clusterrun.backends.hosts.start import ENVIRON, Frame, Pipe, take_streams
-from clusterrun.backends.local.controller import amend_controller
-from clusterrun.backends.local.process import boot_id
+from clusterrun.backends.local.backend import VISIBLE, boot_id
+from clusterrun.backends.local.controller import amend_controller, start_node
 from clusterrun.errors import ClusterrunError
 from clusterrun.health import paths as health_paths
 from clusterrun.health.examine import Look, examine, side_by_side
-from clusterrun.health.facts import packages
-from clusterrun.health.gpu_answer import LONG_S, GpuAnswer, device_names
-from clusterrun.health.nvml import NO_DRIVER
+from clusterrun.health.gpus import LONG_S, GpuAnswer, device_names
+from clusterrun.health.machine import gib, packages
+from clusterrun.health.nvml import NO_DRIVER, NvmlGpu
 from clusterrun.node.base.ports import listening_socket
-from clusterrun.node.base.processes import (
-    adopt_orphans,
-    die_with_parent,
-    kill_descendants,
-)
+from clusterrun.node.base.processes import adopt_orphans, kill_descendants
 from clusterrun.node.base.stderr import say_on_stderr
 from clusterrun.rundir import record
 from clusterrun.rundir.create import remove_run
@@ -54,19 +49,19 @@ from clusterrun.shared.given import before_setup
 
 POLL_S = 0.1
 ASK_S = 0.25  # between two looks for what the home lacks
-ALIVE_S = 5.0  # between two signs of life of the controller
 SILENCE_S = float(LINK_S)  # after which the controller is considered lost
 # From SIGTERM to SIGKILL, after the time that ranks have to save: an agent also writes its logs.
 GRACE_S = 12.0
 DRAIN_S = 20.0
 CONNECT_S = 3.0
 STUCK_S = 15.0  # after SILENCE_S, for a main thread that a dead connection may block
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 SEEN_S: Final = 1.0  # for a file server to show a new file
 PAUSE_S: Final = 0.1
 DEADLINE_S: Final = LONG_S + 1.0
 _CHECKS_S: Final = 2.0
 _AMD: Final = Path("/dev/kfd")
+_SCREENS: Final = frozenset({"Xorg", "Xwayland", "gnome-shell", "kwin_x11", "kwin_wayland", "sddm"})
+SMALL_BYTES: Final = 1 << 30
 
 
 class Courier:
@@ -77,6 +72,7 @@ class Courier:
         self._messages: queue.Queue[Frame | None] = queue.Queue()
         self._locks: list[Lock] = []
         self._paths: RunPaths | None = None
+        self._name = ""
         self._is_apart = False  # this host keeps a run directory of its own
         self._shifts: dict[str, int] = {}  # see `mirror.news`
         self._ask_at = 0.0
@@ -86,19 +82,18 @@ class Courier:
         self._code: int | None = None  # of the node that has ended
         self._parent = os.getppid()
         self._is_first = False
-        self._made: RunPaths | None = None  # a run directory of this job that only this host has
+        self._made: RunPaths | None = None  # a run directory that no attempt has used
         self._listener: socket.socket | None = None
         self._kill_by, self._grace_s = float("inf"), GRACE_S
         self._attempt = 0
         self._heard = time.monotonic()
-        self._is_over = False
 
     def run(self) -> None:
         """Serve until the controller is gone or says goodbye."""
         threading.Thread(target=self._receive, daemon=True).start()
         threading.Thread(target=self._watch, daemon=True).start()
         try:
-            while not self._is_over and time.monotonic() - self._heard < SILENCE_S:
+            while True:
                 with contextlib.suppress(queue.Empty):
                     message = self._messages.get(timeout=POLL_S)
                     if message is None:
@@ -107,8 +102,7 @@ class Courier:
                 self._look()
         except (OSError, ValueError, ClusterrunError) as error:
             say_on_stderr(f"{os.uname().nodename}: {error}")
-            with contextlib.suppress(OSError, ValueError):
-                self._answer(failed=str(error))
+            self._pipe.refuse(judge.unwritten(self._name, error))
         finally:
             self._end()
 
@@ -130,9 +124,11 @@ class Courier:
         self._messages.put(None)
 
     def _watch(self) -> None:
-        """End all if the controller is silent and the main thread does not notice."""
-        while time.monotonic() - self._heard < SILENCE_S + STUCK_S:
+        """End all if the controller is silent, also if the main thread does not hear of it."""
+        while time.monotonic() - self._heard < SILENCE_S:
             time.sleep(ALIVE_S)
+        self.stop()
+        time.sleep(STUCK_S)
         kill_descendants()
         os._exit(1)
 
@@ -146,51 +142,48 @@ class Courier:
 
     def _on_facts(self, message: Frame) -> None:
         """Describe this host; listen until it gets its place, for other hosts to try."""
+        self._name = message.fields["name"]
         self._listener = listen(message.fields["ports"])
         port = self._listener.getsockname()[1] if self._listener else 0
         self._answer(facts={**gather(message.fields), "port": port})
 
     def _on_lock(self, message: Frame) -> None:
         """Lock this host for the job, and as many of the given GPUs as it needs."""
-        about, count = message.fields["about"], message.fields["count"]
+        fields, busy = message.fields, {}
         held: list[str] = []
-        busy: dict[str, Any] = {}
         tidy()
-        if self._lock(job_lock(about["job"]), about, busy):
-            for gpu in message.fields["gpus"]:
-                if len(held) < count and self._lock(gpu_lock(gpu), about, busy):
-                    held.append(gpu)
-        self._answer(gpus=held, busy=busy)
+        twice = self._lock(job_lock(fields["job"]), fields["about"])
+        for gpu in fields["gpus"] if twice is None else ():
+            if len(held) == fields["count"]:
+                break
+            if holder := self._lock(gpu_lock(gpu), fields["about"]):
+                busy[gpu] = str(holder)
+            else:
+                held.append(gpu)
+        self._answer(gpus=held, busy=busy, twice=twice and (twice.host or str(twice)))
 
-    def _lock(self, name: str, about: Mapping[str, Any], busy: dict[str, Any]) -> bool:
+    def _lock(self, name: str, about: Mapping[str, str]) -> Holder | None:
         taken = take(name, about)
         if isinstance(taken, Holder):
-            busy[name] = dataclasses.asdict(taken)
-            return False
+            return taken
         self._locks.append(taken)
-        return True
+        return None
 
     def _on_connect(self, message: Frame) -> None:
-        """Answer which of some addresses are not reached, and why."""
-        closed = [can_connect(*address) for address in message.fields["addresses"]]
-        self._answer(closed=closed)
+        """Answer why an address is not reached; "" if it is."""
+        self._answer(closed=can_connect(message.fields["address"], message.fields["port"]))
 
     def _on_place(self, message: Frame) -> None:
-        """Use the home if this host sees it, else a run directory of its own."""
+        """Use the home, or a run directory of this host's own."""
         fields = message.fields
         if self._listener is not None:
             self._listener.close()
-        if home := fields.get("home"):
-            self._is_first = fields["is_first"]
-            self._paths = RunPaths(root=Path(home))
-        else:
-            root = Path(fields["root"]).expanduser()
-            paths = RunPaths(root=root)
-            if not root.exists():
-                self._made = paths
-            mirror.write_bundle(root, fields["files"])
-            self._paths, self._is_apart = paths, True
-        self._answer(has_project=(self._paths.project).is_dir())
+        self._is_apart, self._is_first = fields["is_apart"], fields["is_first"]
+        self._paths = RunPaths(root=Path(fields["root"]).expanduser())
+        if self._is_apart and not self._paths.root.exists():
+            self._paths.root.mkdir(mode=0o700, parents=True)
+            self._made = self._paths
+        self._answer(needs_project=self._is_apart and not self._paths.project.is_dir())
 
     def _on_project(self, message: Frame) -> None:
         assert self._paths is not None
@@ -204,6 +197,7 @@ class Courier:
     def _on_start(self, message: Frame) -> None:
         assert self._paths is not None
         fields, paths = message.fields, self._paths
+        self._made = None
         if self._is_apart:
             mirror.write_bundle(paths.root, fields["files"])
             with contextlib.suppress(OSError, ClusterrunError):
@@ -213,19 +207,7 @@ class Courier:
         environ = {**scrubbed(self._environ, keep=(VISIBLE,)), **fields["environ"]}
         self._kill_by, self._attempt = float("inf"), fields["attempt"]
         self._grace_s = GRACE_S + fields["lead_s"]
-        self._node = subprocess.Popen(
-            [
-                "bash",
-                str(paths.node_script),
-                str(paths.root),
-                *fields["words"],
-            ],
-            cwd=paths.root,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            preexec_fn=partial(die_with_parent, os.getpid()),
-        )
+        self._node = start_node(paths, fields["words"], paths.root, environ)
 
     def _on_end(self, message: Frame) -> None:
         if self._node is not None:
@@ -246,10 +228,7 @@ class Courier:
             self._drain_by = 0.0
 
     def _on_bye(self, message: Frame) -> None:
-        """End; with `forget`, remove what was written here for a job that will not run."""
-        if self._made is not None and message.fields.get("forget"):
-            remove_run(self._made)
-        self._is_over = True
+        self.stop()
 
     # The node
 
@@ -275,6 +254,8 @@ class Courier:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._node.wait(max(0.0, self._kill_by - time.monotonic()))
         kill_descendants()
+        if self._made is not None:
+            remove_run(self._made)
         for lock in self._locks:
             lock.free()
         if self._paths and self._is_first and os.getppid() != self._parent:
@@ -305,18 +286,17 @@ def gather(ask: Mapping[str, Any]) -> dict[str, Any]:
     """Return this host's facts; JSON can hold them. A stuck file system or driver is in `late`.
 
     `ask` has `home` and `nonce`; `own_dir`: where this host would write without the home; `paths`:
-    what must exist if it sees the home; `device`: "cuda" if GPUs are needed; `gpus`: their names,
-    if any were named.
+    what must exist if it sees the home; `device`: "cuda" if GPUs are needed.
     """
     is_seen = partial(_sees, RunPaths(root=Path(ask["home"])).nonce(ask["nonce"]))
     sees_home = bool(side_by_side({"sees_home": is_seen}, DEADLINE_S).get("sees_home"))
     parts: dict[str, Callable[[], Any]] = {
         "missing": lambda: [
-            name for name in ask.get("paths", ()) if sees_home and not os.path.exists(name)
+            name for name in ask["paths"] if sees_home and not os.path.exists(name)
         ],
-        "versions": packages,
+        "versions": lambda: {"python": platform.python_version(), **packages()},
         "checks": partial(_checks, Path(ask["home"] if sees_home else ask["own_dir"]).expanduser()),
-        "gpus": partial(_gpus, ask),
+        "gpus": _gpus if ask["device"] == "cuda" else dict,
     }
     found = side_by_side(parts, DEADLINE_S)
     connection = [*os.environ.get("SSH_CONNECTION", "").split(), "", "", ""]
@@ -326,7 +306,6 @@ def gather(ask: Mapping[str, Any]) -> dict[str, Any]:
         "late": sorted({*parts} - {*found}),
         "hostname": socket.gethostname(),
         "boot_id": boot_id(),
-        "python": platform.python_version(),
         "executable": sys.executable,
         "client": connection[0],  # the address of the first host as this one sees it
         "server": connection[2],  # and of this one as the first host reached it
@@ -359,52 +338,52 @@ def _checks(run_dir: Path) -> list[dict[str, str]]:
     return [each.to_data() for each in found if each.severity is Severity.FAIL]
 
 
-def _gpus(ask: Mapping[str, Any]) -> dict[str, Any]:
+def _gpus() -> dict[str, Any]:
     """Return the GPUs that this host may use; `unknown` tells why they cannot be looked at."""
-    if ask.get("device") != "cuda":
-        return {}
-    answer = GpuAnswer(ask.get("gpus") or device_names(os.environ), LONG_S).any
+    answer = GpuAnswer(device_names(os.environ), LONG_S).any
     if answer.absent and (answer.absent != NO_DRIVER or _AMD.exists()):
         return {"unknown": answer.absent}
-    found = []
-    for gpu in answer.gpus:
-        holder = holder_of(gpu_lock(gpu.uuid or gpu.name))
-        held = zip(gpu.pids or (), gpu.held or (), strict=True)
-        about = {
-            **{"name": gpu.name, "uuid": gpu.uuid or "", "problem": gpu.problem},
-            "holder": dataclasses.asdict(holder) if holder else None,
-            "processes": [{**_process(pid), "pid": pid, "bytes": size or 0} for pid, size in held],
-        }
-        found.append(about)
+    found = [
+        {"name": gpu.name, "uuid": gpu.uuid or "", "problem": gpu.problem, "user": _user(gpu)}
+        for gpu in answer.gpus
+    ]
     return {"problem": answer.problem or answer.absent, "all": found}
 
 
-def _process(pid: int) -> dict[str, str]:
+def _user(gpu: NvmlGpu) -> str:
+    """Return who uses a GPU; "" if it is free: a screen needs little."""
+    if holder := holder_of(gpu_lock(gpu.uuid or gpu.name)):
+        return str(holder)
+    found = []
+    for pid, size in zip(gpu.pids or (), gpu.held or (), strict=True):
+        user, command = _process(pid)
+        if command not in _SCREENS or (size or 0) >= SMALL_BYTES:
+            found.append(f"process {pid} ({command or '?'} of {user or '?'}, {gib(size or 0)})")
+    return ", ".join(found)
+
+
+def _process(pid: int) -> tuple[str, str]:
     """Return user and command of a process; a container may not show it."""
     place = Path(f"/proc/{pid}")
     try:
         user = user_name(place.stat().st_uid)
-        return {"user": user, "command": (place / "comm").read_text(errors="replace").strip()}
+        return user, (place / "comm").read_text(errors="replace").strip()
     except OSError:
-        return {"user": "", "command": ""}
+        return "", ""
 
 
-def main() -> int:
+def main() -> NoReturn:
     """Run a host's courier."""
-    environ = before_setup(ENVIRON)
-    reader, writer = take_streams()
+    courier = Courier(take_streams(), before_setup(ENVIRON))
     adopt_orphans()
-    with open(reader, "rb") as source, open(writer, "wb") as sink:
-        courier = Courier(Pipe(source, sink), environ)
-        signal.signal(signal.SIGTERM, courier.warn)
-        for number in (signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, courier.stop)
-        for number in (signal.SIGUSR1, signal.SIGUSR2):  # Slurm warns all processes of a step
-            signal.signal(number, lambda *_: None)
-        courier.run()
-        os._exit(0)  # the receiving thread may still wait for a message
-    return 0
+    signal.signal(signal.SIGTERM, courier.warn)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, courier.stop)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):  # Slurm warns all processes of a step
+        signal.signal(number, lambda *_: None)
+    courier.run()
+    os._exit(0)  # the receiving thread may still wait for a message
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,68 +1,268 @@
-"""The controller's connections to the couriers of its hosts."""
+"""Processes of ours on hosts: how another one starts them, and how both ends talk.
+
+`submit` has a link to the controller, the controller has one to the courier of each host. A shell
+there reads from its stdin what to run, so nothing of a job appears in a command line, and any login
+shell will do. Then both ends send messages over its pipes: a line of JSON, then `size` bytes of
+data if it has any. Data ends with a line end of its own, so a starter that passes on whole lines
+holds nothing back.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import queue
+import shlex
+import signal
+import socket
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cache
+from typing import IO, Any, BinaryIO, Final
 
-from clusterrun.backends.hosts import judge, mirror
-from clusterrun.backends.hosts.courier import ALIVE_S
-from clusterrun.backends.hosts.openssh import BYE_S, MEET_S, Connection
-from clusterrun.backends.hosts.start import Frame
-from clusterrun.errors import ClusterrunError, NodeExit, SubmissionError
+from clusterrun.backends.hosts import openssh
+from clusterrun.backends.hosts.mirror import DATA_BYTES, Receiver
+from clusterrun.backends.slurm.host import cpus_of_nodes
+from clusterrun.config.choices import Device, Starter
+from clusterrun.config.hosts import FLUX_HOSTS, parse_host
+from clusterrun.errors import (
+    ClusterrunError,
+    Exit,
+    NodeExit,
+    SchedulerUnreachableError,
+    SubmissionError,
+)
+from clusterrun.launch.plan import Plan
+from clusterrun.shared import files, shell
+from clusterrun.shared.hostlist import parse_hostlist
+from clusterrun.shared.own_modules import RUN_MODULE
+from clusterrun.shared.typed import decoded
 
-AT_ONCE = 32
+MEET_S = 60.0  # for a host to start Python on a slow disk and report
+ANSWER_S = 30.0
 PING_S = 5.0
+BYE_S = 15.0
+AT_ONCE = 32
+LINES = 20  # of stderr to explain why a host could not be used
+
+READ = ("bash", "-s")  # plain words: what starts it may join and split them
+_FIRST = """exec bash -c 'IFS= read -r -d "" script && eval "$script"'\n"""
+
+# Setup lines get no input and print to stderr. The process starts with the shell's own streams;
+# on ENVIRON it finds the environment from before the setup lines.
+_SCRIPT = """\
+echo {mark}
+exec 3<&0 4>&1 5< <(exec env -0) 0</dev/null 1>&2
+clusterrun_setup() {{ eval "$1"; }}
+clusterrun_setup {setup} || exit {setup_failed}
+clusterrun_python={python}
+[[ $clusterrun_python != '~/'* ]] || clusterrun_python=$HOME/${{clusterrun_python:2}}
+exec "$clusterrun_python" -c {run} {words} 0<&3 1>&4 3<&- 4>&-
+"""
+ENVIRON = 5
+MARK: Final = "clusterrun-output"
+_LINE_BYTES: Final = 1 << 16
+HEADER_BYTES = 16 << 20  # a header may name many files
+ALIVE_S = 5.0  # between two signs of life of the controller
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frame:
+    """One message: its kind, its fields, and raw bytes."""
+
+    kind: str
+    fields: dict[str, Any]
+    data: bytes = b""
+
+
+class Pipe:
+    """One end of a connection; several threads may send, one receives."""
+
+    def __init__(self, reader: IO[bytes], writer: IO[bytes]) -> None:
+        self._reader, self._writer = reader, writer
+        self._lock = threading.Lock()
+
+    def send(self, kind: str, /, data: bytes = b"", **fields: Any) -> None:
+        """Send a message. Raises OSError and ValueError if the other end is gone."""
+        header = {**fields, "kind": kind, "size": len(data)}
+        with self._lock:
+            self._writer.write(json.dumps(header).encode() + b"\n" + data + b"\n" * bool(data))
+            self._writer.flush()
+
+    def refuse(self, error: ClusterrunError) -> None:
+        """Answer with an error, if the other end still listens."""
+        refused = {"message": error.message, "hints": error.hints, "cause": error.cause}
+        with contextlib.suppress(OSError, ValueError):
+            self.send("answer", refused={**refused, "exit": int(error.exit_code)})
+
+    def receive(self) -> Frame | None:
+        """Return the next message; None at the end, and for anything but a whole message."""
+        try:
+            fields = json.loads(self._reader.readline(HEADER_BYTES))
+            kind, size = fields.pop("kind"), fields.pop("size")
+            data = self._reader.read(size + 1)[:-1] if 0 < size <= files.MOST_BYTES else b""
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return None
+        return Frame(kind=kind, fields=fields, data=data) if len(data) == size else None
+
+    def close(self) -> None:
+        """Close both directions."""
+        for stream in (self._reader, self._writer):
+            with contextlib.suppress(OSError):
+                stream.close()
+
+
+def take_streams() -> Pipe:
+    """Return the pipe of stdin and stdout, which nothing that runs here can disturb.
+
+    From now on, stdin is empty and stdout goes where stderr goes.
+    """
+    reader, writer = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.dup2(2, 1)
+    return Pipe(open(reader, "rb"), open(writer, "wb"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Refused:
+    """The error with which a process answers."""
+
+    message: str
+    hints: tuple[str, ...] = ()
+    cause: str | None = None
+    exit: Exit = Exit.FAILED
+
+    @property
+    def error(self) -> ClusterrunError:
+        """The error again."""
+        is_silent = self.exit is Exit.UNREACHABLE
+        kind = SchedulerUnreachableError if is_silent else SubmissionError
+        error = kind(self.message, hint=self.hints, cause=self.cause)
+        error.exit_code = self.exit or Exit.FAILED
+        return error
 
 
 @dataclass(kw_only=True)
-class Link(Connection):
-    """The connection to one host's courier.
+class Link:
+    """A process of ours on a host; `argv` starts a shell there that reads `script`.
 
-    `code` is how its node ended in `attempt`, None while it runs; `ahead_s` is how far its clock is
-    ahead. `receiver` gets the files of a host that does not share the run directory.
+    `first` is the name of the host that reaches this one over ssh, "" if none does; `starter` is
+    what starts the process instead of ssh. What it reports is kept to explain a refusal, and
+    printed once `is_met`.
+
+    Of a courier, `code` is how its node ended in `attempt`, None while it runs. `receiver` gets the
+    files of a host that does not share the run directory.
     """
 
-    host: str
+    name: str
+    argv: Sequence[str]
+    script: bytes
+    env: Mapping[str, str] | None = None
+    host: str = ""
+    first: str = ""
+    starter: str = ""
+    is_lost: bool = True
+    is_met: bool = False
+    process: subprocess.Popen[bytes] | None = None
     attempt: int = 0
     code: int | None = 0
-    receiver: mirror.Receiver | None = None
+    receiver: Receiver | None = None
     facts: dict[str, Any] = field(default_factory=dict)
     gpus: tuple[str, ...] = ()
-    ahead_s: float = 0.0
     _heard: threading.Event = field(default_factory=threading.Event)
+    _answers: queue.Queue[Frame | None] = field(default_factory=queue.Queue)
+    _lines: deque[str] = field(default_factory=lambda: deque(maxlen=LINES))
 
     @property
     def is_apart(self) -> bool:
         """Return whether the host keeps a run directory of its own."""
         return self.receiver is not None
 
-    def open(self, **wanted: Any) -> None:
+    def start(self) -> None:
+        """Start the process. Raises SchedulerUnreachableError."""
+        self._answers, self.is_met = queue.Queue(), False
+        self._lines.clear()
+        pipe = subprocess.PIPE
+        try:
+            process = self.process = subprocess.Popen(
+                self.argv,
+                env=self.env,
+                stdin=pipe,
+                stdout=pipe,
+                stderr=pipe,
+                start_new_session=True,
+            )
+        except OSError as error:
+            text = f"cannot start {self.argv[0]}"
+            raise SchedulerUnreachableError(text, cause=str(error)) from error
+        assert process.stdin
+        assert process.stdout
+        self.pipe = Pipe(process.stdout, process.stdin)
+        self._speaker = threading.Thread(target=self._pass_on, args=(process,), daemon=True)
+        self._speaker.start()
+        threading.Thread(target=self._receive, args=(process,), daemon=True).start()
+        with contextlib.suppress(OSError):  # that there is no answer tells it
+            process.stdin.write(self.script)
+
+    def meet(self, **wanted: Any) -> None:
         """Start the courier and ask for the host's facts. Raises ClusterrunError."""
         self.start()
-        try:
-            self.facts = self.ask("facts", within_s=MEET_S, **wanted)["facts"]
-        except ClusterrunError as error:
-            raise self.explained() from error
+        self.facts = self.ask("facts", within_s=MEET_S, **wanted)["facts"]
         if not self.first:  # SSH_CONNECTION is about a login of the user
             self.facts |= {"client": "", "server": ""}
-        self.ahead_s = self.facts["time"] - time.time()
+        self.facts["ahead_s"] = self.facts["time"] - time.time()
         self.is_met = True
         threading.Thread(target=self._show_life, args=(self.process,), daemon=True).start()
 
+    def send(self, kind: str, /, data: bytes = b"", **fields: Any) -> bool:
+        """Send a message; return False if the host is lost, or was never reached."""
+        with contextlib.suppress(OSError, ValueError):
+            if self.process is not None:
+                self.pipe.send(kind, data, **fields)
+                return True
+        return False
+
+    def send_project(self, packed: BinaryIO) -> None:
+        """Send a packed project; a part without data is the end."""
+        while data := packed.read(DATA_BYTES):
+            self.send("project", data)
+        self.send("project")
+
+    def ask(self, kind: str, *, within_s: float = ANSWER_S, **fields: Any) -> dict[str, Any]:
+        """Send a message and return the answer. Raises ClusterrunError as `answered` does."""
+        self.send(kind, **fields)
+        return self.answered(within_s)
+
     def answered(self, within_s: float) -> dict[str, Any]:
-        """Return the next answer. Raises ClusterrunError if there is none, or for a failure."""
-        fields = super().answered(within_s)
-        if "failed" in fields:
-            raise SubmissionError(
-                f"{self.name}: cannot write the run", cause=fields["failed"], hint=judge.ELSEWHERE
-            )
-        return fields
+        """Return the next answer. Raises ClusterrunError if it is a refusal, or there is none."""
+        answer = None
+        with contextlib.suppress(queue.Empty):
+            answer = self._answers.get(timeout=within_s)
+        if answer is None:
+            raise self.explained()
+        if refused := answer.fields.get("refused"):
+            try:
+                error = decoded(_Refused, refused).error
+            except ValueError as wrong:
+                raise openssh.nonsense(self.name) from wrong
+            raise error
+        return answer.fields
+
+    def explained(self) -> ClusterrunError:
+        """Return why the process does not answer; it ends."""
+        code = self.close(openssh.LAST_WORDS_S)
+        self._speaker.join(openssh.LAST_WORDS_S)
+        said = "\n".join(self._lines)
+        return openssh.why(self.name, code, said, first=self.first, starter=self.starter)
 
     def check(self) -> None:
         """Give the host up unless its courier answers."""
@@ -71,28 +271,64 @@ class Link(Connection):
         if self.is_lost or not self._heard.wait(PING_S):
             self.close(within_s=0.0)
 
+    def close(self, within_s: float = BYE_S) -> int:
+        """Let the process end; return the exit status of the command that reached the host."""
+        process = self.process
+        if process is None:
+            return 0
+        self.send("bye")
+        with contextlib.suppress(OSError):
+            process.stdin.close()  # type: ignore[union-attr]
+        try:
+            return process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # setup lines may hang
+            return process.wait()
+        finally:
+            self.is_lost = True
+
+    def take(self, message: Frame) -> None:
+        """Take a message of the process."""
+        self._heard.set()
+        if message.kind == "answer":
+            self._answers.put(message)
+        elif message.kind == "ended" and message.fields["attempt"] == self.attempt:
+            self.code = message.fields["code"]
+        elif message.kind == "ask" and self.receiver and (wanted := self.receiver.wants()):
+            self.send("wants", **wanted)
+        elif message.kind == "file" and self.receiver:
+            self.receiver.take(message.fields["path"], int(message.fields["at"]), message.data)
+
+    def _receive(self, process: subprocess.Popen[bytes]) -> None:
+        pipe = self.pipe
+        skip_greeting(process.stdout)  # type: ignore[arg-type]
+        try:
+            while (message := pipe.receive()) is not None:
+                self.take(message)
+        except Exception as error:  # noqa: BLE001 - do not use a host that breaks the rules
+            sys.stderr.write(f"clusterrun: {self.name}: {error}\n")
+            process.kill()
+        if self.process is process:
+            if self.code is None:
+                self.code = int(NodeExit.NODE_LOST)
+            self.is_lost = True
+            self._answers.put(None)
+
+    def _pass_on(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stderr
+        for line in process.stderr:
+            text = line.decode(errors="replace")
+            self._lines.append(text.rstrip("\n"))
+            if self.is_met:
+                sys.stderr.write(text)
+                sys.stderr.flush()
+
     def _show_life(self, process: subprocess.Popen[bytes]) -> None:
         """Show the courier that this process lives, also while others are made ready."""
         while self.process is process and process.poll() is None:
             self.send("alive")
             time.sleep(ALIVE_S)
-
-    def take(self, message: Frame) -> None:
-        """Take a message of the courier."""
-        super().take(message)
-        self._heard.set()
-        if message.kind == "ended" and message.fields["attempt"] == self.attempt:
-            self.code = message.fields["code"]
-        elif message.kind == "ask" and self.receiver and (wanted := self.receiver.wants()):
-            self.send("wants", **wanted)
-        elif message.kind == "file" and self.receiver:
-            self.receiver.take(message)
-
-    def lose(self) -> None:
-        """Notice that the courier is gone."""
-        if self.code is None:
-            self.code = int(NodeExit.NODE_LOST)
-        super().lose()
 
 
 def on_all(links: Sequence[Link], deed: Callable[[Link], object]) -> dict[str, ClusterrunError]:
@@ -109,10 +345,92 @@ def on_all(links: Sequence[Link], deed: Callable[[Link], object]) -> dict[str, C
         return {name: each for found in pool.map(one, links) for name, each in found.items()}
 
 
-def end_all(links: Sequence[Link], *, forget: bool = False) -> None:
-    """Let all couriers end at once; with `forget` they remove what they wrote for this job."""
+def end_all(links: Sequence[Link]) -> None:
+    """Let all couriers end at once."""
     for link in links:
-        link.send("bye", forget=forget)
+        link.send("bye")
     until = time.monotonic() + BYE_S
     for link in links:
         link.close(max(0.5, until - time.monotonic()))
+
+
+# What starts a process of ours on a host
+
+
+def script(module: str, *words: str, python: str, env_sh: str = "") -> bytes:
+    """Return what the shell reads to run a module of ours after the setup lines in `env_sh`."""
+    text = _SCRIPT.format(
+        mark=MARK,
+        setup_failed=openssh.SETUP_FAILED,
+        setup=shlex.quote(env_sh),
+        python=shlex.quote(python),
+        run=shlex.quote(RUN_MODULE),
+        words=" ".join(map(shlex.quote, (module, *words))),
+    )
+    return f"{_FIRST}{text}\0".encode()
+
+
+def skip_greeting(stream: IO[bytes]) -> None:
+    """Read up to the output of the module: a login script may print lines of its own."""
+    end = f"{MARK}\n".encode()
+    while (line := stream.readline(_LINE_BYTES)) and not line.endswith(end):
+        continue
+
+
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+def host_command(plan: Plan, rank: int, *, is_here: bool) -> list[str]:
+    """Return the command that starts a shell on a host. Raises ClusterrunError."""
+    host = plan.hosts[rank]
+    if is_here or host in LOOPBACK:
+        return list(READ)
+    starter = Starter(plan.starter or Starter.SSH)
+    if starter is Starter.SSH:
+        return openssh.ssh(host, READ)
+    name = parse_host(host).host
+    if starter is Starter.SRUN:
+        no_gpus = ("--gres=none",) if plan.device is Device.CPU else ()
+        return [*_srun(name), *no_gpus, *READ]
+    if starter is Starter.BLAUNCH:
+        return ["blaunch", name, *READ]
+    return ["flux", "exec", f"--rank={_flux_rank(name)}", "--dir=/", *READ]
+
+
+def _srun(name: str) -> list[str]:
+    """Return srun's command: a step with all that the allocation has on a node, beside others."""
+    try:
+        nodes = parse_hostlist(os.environ.get("SLURM_JOB_NODELIST", ""))
+        counts = cpus_of_nodes(os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
+        cpus = dict(zip(nodes, counts, strict=False)).get(name)
+    except ClusterrunError:
+        cpus = None
+    return [
+        *("srun", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={name}", "--mem=0"),
+        *("--unbuffered", "--quiet", *((f"--cpus-per-task={cpus}",) if cpus else ())),
+    ]
+
+
+@cache
+def _flux_hosts() -> tuple[str, ...]:
+    return tuple(parse_hostlist(shell.run(FLUX_HOSTS).stdout.strip()))
+
+
+def _flux_rank(name: str) -> int:
+    ranks = _flux_hosts()
+    if name not in ranks:
+        known = ", ".join(dict.fromkeys(ranks))
+        raise SubmissionError(f"{name} is not in this Flux instance", hint=f"it has {known}")
+    return ranks.index(name)
+
+
+def is_this_machine(host: str) -> bool:
+    """Return whether a host is this machine, for this user: its name has an address of ours."""
+    spec = parse_host(host)
+    if spec.user or spec.port:
+        return False
+    for family in (socket.AF_INET, socket.AF_INET6):
+        with contextlib.suppress(OSError, UnicodeError):
+            socket.create_server((spec.host, 0), family=family).close()
+            return True
+    return spec.host in (*LOOPBACK, socket.gethostname())

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from clusterrun.backends import select
 from clusterrun.backends.hosts.openssh import SSH_FAILED, module, nonsense, silent, ssh
-from clusterrun.backends.local.job_ids import remember_number
+from clusterrun.backends.local.backend import remember_number
 from clusterrun.backends.status import JobStatus, statuses
 from clusterrun.errors import ClusterrunError, NotAdoptedError
 from clusterrun.rundir import record as records

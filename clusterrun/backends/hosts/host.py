@@ -11,14 +11,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from clusterrun.backends.hosts import crew, mirror
-from clusterrun.backends.hosts.courier import ALIVE_S, VISIBLE
-from clusterrun.backends.hosts.crew import Link
-from clusterrun.backends.local.controller import amend_controller, exit_code
-from clusterrun.backends.local.process import identity
+from clusterrun.backends.hosts.crew import ALIVE_S, Link
+from clusterrun.backends.local.backend import VISIBLE, identity
+from clusterrun.backends.local.controller import LocalStep, amend_controller
+from clusterrun.config.hosts import parse_host
 from clusterrun.errors import ClusterrunError, NodeExit
 from clusterrun.launch.plan import LOOPBACK, Plan
 from clusterrun.node.base.ports import own_addresses
@@ -26,62 +26,45 @@ from clusterrun.node.base.stderr import say_on_stderr
 from clusterrun.node.conductor.host import Host
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import Home, as_text, register_run
-from clusterrun.rundir.request import Reason, write_request
 from clusterrun.shared import checkpoint_files
 from clusterrun.shared.durations import format_seconds
-from clusterrun.shared.files import PRIVATE
-from clusterrun.shared.host_specs import parse_host
 from clusterrun.shared.wording import count
 
 LEAVE_TOGETHER_S = 20.0  # for agents to end each other over their link; then we end them
-GRACE_S = 15.0  # after a courier's own, and after the time that ranks have to save
+MORE_S = 5.0  # than the nodes of one machine have to end: couriers end them
 RETRY_S = 10.0  # between two tries to reach a lost host
 LAST_S = 60.0  # for the ranks to save after the allocation's shell has ended
 
 
 @dataclass(kw_only=True)
-class HostsStep:
-    """One attempt's nodes; they start once there are enough, and end together."""
+class HostsStep(LocalStep):
+    """One attempt's nodes, or those of more; they start once there are enough."""
 
     host: HostsHost
     attempt: int
     excluded: tuple[str, ...]
     port: int
     links: Sequence[Link] = ()
-    code: int = 0
-    end_by: float = float("inf")
-    kill_by: float = float("inf")
+    leave_s: float = LEAVE_TOGETHER_S
 
-    def poll(self) -> int | None:
-        """Return the exit status once all nodes have ended or the grace time is over; else None.
+    def _reap(self) -> bool:
+        """Collect exit statuses; return whether a node runs, or is to start.
 
         Raises ClusterrunError if too few hosts can be used.
         """
-        now = time.monotonic()
-        if not self.links and now < self.kill_by:
+        if not self.links and self.kill_by == float("inf"):
             self.links = self.host.begin(self.attempt, self.port, self.excluded)
-            return None
-        codes = [link.code for link in self.links if link.code is not None]
-        if len(codes) == len(self.links) or now > self.kill_by:
-            return self.code or exit_code(codes)
-        if any(codes):
-            self.end_by = min(self.end_by, now + LEAVE_TOGETHER_S)
-        if now > self.end_by:
-            self.end()
-        return None
+            return True
+        self.codes = [link.code for link in self.links if link.code is not None]
+        return len(self.codes) < len(self.links)
 
     def end(self) -> None:
         """End all nodes within the grace time."""
         if self.kill_by < float("inf"):
             return
-        # What this causes comes later and is not the reason.
-        self.code = exit_code([link.code for link in self.links if link.code is not None])
+        super().end()
         if not self.links:
-            self.code = int(NodeExit.CANCELLED)
-        self.kill_by = time.monotonic() + (
-            GRACE_S + self.host.plan.warning_s if self.links else 0.0
-        )
-        write_request(self.host.paths.request(self.attempt), Reason.END)
+            self.code, self.kill_by = int(NodeExit.CANCELLED), 0.0
         for link in self.links:
             link.send("end")
 
@@ -92,6 +75,7 @@ class HostsStep:
                 link.send("kill")
 
 
+@dataclass(eq=False)
 class HostsHost(Host):
     """The hosts of one job; only end.json records how it ended.
 
@@ -100,28 +84,25 @@ class HostsHost(Host):
     which this process runs, if it is one of them; the run ends after the process `shell`.
     """
 
-    def __init__(
-        self,
-        paths: RunPaths,
-        plan: Plan,
-        job_id: str,
-        links: Sequence[Link],
-        *,
-        values: Mapping[str, str],
-        admit: Callable[[Link], None],
-        here: str = "",
-        shell: tuple[int, str] | None = None,
-    ) -> None:
-        self.paths, self.plan, self.job_id, self.links = paths, plan, job_id, links
-        self.environ = {"CLUSTERRUN_HOSTS_JOB_ID": job_id}
-        self.time_limit_s = plan.time_minutes * 60 or float("inf")
-        self._values, self._admit = values, admit
-        self._here, self._shell = here, shell
-        self._next_sign = self._wait_until = 0.0
-        self._opener: threading.Thread | None = None
-        self._is_waiting = False
-        self._were_lost: set[str] = set()
-        self._errors: dict[str, ClusterrunError] = {}
+    paths: RunPaths
+    plan: Plan
+    job_id: str
+    links: Sequence[Link]
+    values: Mapping[str, str]
+    admit: Callable[[Link], None]
+    here: str = ""
+    shell: tuple[int, str] | None = None
+    _next_sign: float = 0.0
+    _wait_until: float = 0.0
+    _opener: threading.Thread | None = None
+    _is_waiting: bool = False
+    _were_lost: set[str] = field(default_factory=set)
+    _errors: dict[str, ClusterrunError] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Tell the conductor what it needs of the job."""
+        self.environ = {"CLUSTERRUN_HOSTS_JOB_ID": self.job_id}
+        self.time_limit_s = self.plan.time_minutes * 60 or float("inf")
 
     def start(
         self, attempt: int, *, port: int, is_relaunch: bool, excluded: tuple[str, ...]
@@ -130,7 +111,15 @@ class HostsHost(Host):
         del is_relaunch
         self._wait_until = time.monotonic() + self.plan.wait_for_hosts_s
         unfit = [name for name in excluded if name not in self._were_lost]
-        return HostsStep(host=self, attempt=attempt, port=port, excluded=tuple(unfit))
+        return HostsStep(
+            paths=self.paths,
+            running={},
+            lead_s=self.plan.warning_s + MORE_S,
+            host=self,
+            attempt=attempt,
+            port=port,
+            excluded=tuple(unfit),
+        )
 
     def begin(self, attempt: int, port: int, unfit: Sequence[str]) -> list[Link]:
         """Start every node; return none while lost hosts are awaited. Raises ClusterrunError."""
@@ -139,7 +128,7 @@ class HostsHost(Host):
             self._is_waiting = False
             amend_controller(self.paths, waits="")
         is_apart = any(link.is_apart for link in chosen)
-        files = [*mirror.bundle(self.paths), *self._record()] if is_apart else []
+        files = {**mirror.bundle(self.paths), **self._record()} if is_apart else {}
         for rank, link in enumerate(chosen):
             link.attempt, link.code = attempt, None
             link.send(
@@ -148,21 +137,21 @@ class HostsHost(Host):
                 words=[str(attempt), self._address_for(link), str(port)],
                 lead_s=self.plan.warning_s,
                 environ=self._environ_of(link, rank, chosen),
-                files=files if link.is_apart else [],
+                files=files if link.is_apart else {},
             )
             if link.is_lost:  # since it was chosen
                 link.code = int(NodeExit.NODE_LOST)
         return chosen
 
-    def _record(self) -> list[tuple[str, str, int]]:
+    def _record(self) -> dict[str, str]:
         """Return job.json for hosts that have only a part of the run: it names the home."""
         host = self.plan.hosts[0]
         host = socket.gethostname() if parse_host(host).host == "localhost" else host
         home = Home(host=host, run_dir=str(self.paths.root), python=sys.executable)
         with contextlib.suppress(OSError, ClusterrunError):  # a training needs no record
             record = dataclasses.replace(register_run(self.paths.root, self.environ), home=home)
-            return [(self.paths.record.name, as_text(record), PRIVATE)]
-        return []
+            return {self.paths.record.name: as_text(record)}
+        return {}
 
     def unreachable(self, nodes: Sequence[str]) -> tuple[str, ...]:
         """Return the nodes whose host is lost."""
@@ -182,9 +171,9 @@ class HostsHost(Host):
 
     def _watch_shell(self) -> None:
         """Save and end the run if the allocation's shell is gone: the allocation has ended."""
-        if self._shell is None or identity(self._shell[0]) == self._shell[1]:
+        if self.shell is None or identity(self.shell[0]) == self.shell[1]:
             return
-        self._shell = None
+        self.shell = None
         say_on_stderr("the shell of the allocation has ended, so the run ends")
         os.kill(os.getpid(), signal.SIGUSR2)
         last = threading.Timer(LAST_S, os.kill, (os.getpid(), signal.SIGTERM))
@@ -241,7 +230,7 @@ class HostsHost(Host):
         lost = [link for link in self.links if link.name in names]
 
         def open_lost() -> None:
-            self._errors = crew.on_all(lost, self._admit)
+            self._errors = crew.on_all(lost, self.admit)
             time.sleep(RETRY_S)
 
         self._opener = threading.Thread(target=open_lost, daemon=True)
@@ -252,15 +241,15 @@ class HostsHost(Host):
 
         Of a machine that only starts the run, the name may not be known: then all its addresses.
         """
-        if link.name == self._here:
+        if link.name == self.here:
             return LOOPBACK
-        if link.facts["client"] or self._here:
+        if link.facts["client"] or self.here:
             return str(link.facts["client"] or parse_host(self.plan.hosts[0]).host)
         return ",".join((socket.gethostname(), *own_addresses()))
 
     def _environ_of(self, link: Link, rank: int, chosen: Sequence[Link]) -> dict[str, str]:
         environ: dict[str, Any] = {
-            **self._values,
+            **self.values,
             "CLUSTERRUN_HOSTS_JOB_ID": self.job_id,
             "CLUSTERRUN_HOSTS_NODE_RANK": str(rank),
             "CLUSTERRUN_HOSTS_NODES": ",".join(node.name for node in chosen),

@@ -7,11 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from clusterrun.backends.hosts.locks import Holder, job_lock
 from clusterrun.config.choices import Device
-from clusterrun.errors import Exit, SubmissionError
+from clusterrun.errors import Exit, SubmissionError, describe
 from clusterrun.health.compare import differences
-from clusterrun.health.machine import gib
 from clusterrun.launch.plan import Plan
 from clusterrun.shared.finding import Finding, Severity, bad, fail, note
 from clusterrun.shared.wording import count, missing_text
@@ -20,8 +18,6 @@ NEEDED: Final = ("clusterrun", "torch", "accelerate")
 CLOCK_NOTE_S: Final = 1.0
 CLOCK_S: Final = 60.0  # no time service runs there: certificates and file times mislead
 ELSEWHERE: Final = "free space there, or name another directory: --set hosts_dir=DIR"
-SMALL_BYTES: Final = 1 << 30
-_SCREENS: Final = frozenset({"Xorg", "Xwayland", "gnome-shell", "kwin_x11", "kwin_wayland", "sddm"})
 _SAME: Final = "install the same versions on all hosts, or name another interpreter with --python"
 
 
@@ -35,16 +31,15 @@ ORDER: Final = (
 Facts = Mapping[str, Any]
 
 
-def judged(plan: Plan, facts: Mapping[str, Facts], ahead_s: Mapping[str, float]) -> list[Finding]:
+def judged(plan: Plan, facts: Mapping[str, Facts]) -> list[Finding]:
     """Return all failures and notes, the most telling first, alike ones of several hosts as one.
 
-    `facts` are by name, the first host first; `ahead_s`: how far clocks are ahead of its own.
+    `facts` are by name, the first host first.
     """
     first = next(iter(facts))
     hosts: dict[Finding, list[str]] = defaultdict(list)
     for host, each in facts.items():
-        ahead = ahead_s.get(host, 0.0)
-        for found in (*_files(each), *_gpus(plan, each), *_clock(ahead, first)):
+        for found in (*_files(each), *_gpus(plan, each), *_clock(each["ahead_s"], first)):
             hosts[found].append(host)
     for found, names in _mixed(facts):
         hosts[found] = names
@@ -61,14 +56,21 @@ def error_of(found: Iterable[Finding]) -> SubmissionError:
     return error
 
 
-def busy(host: str, lock: str, holder: Holder, job_id: str) -> Finding:
-    """Explain a lock that a host could not take: a GPU's, or the one of this job."""
-    if lock == job_lock(job_id):
-        text = f"the same machine as {holder.host or holder}"
-        return replace(fail(TWICE, text, "name each machine once in hosts:"), nodes=(host,))
-    text = f"GPU {lock.removeprefix('clusterrun-gpu-')} is held by {holder}"
+def unwritten(host: str, error: Exception) -> SubmissionError:
+    """Return the error for a host on which the run can't be written."""
+    return SubmissionError(f"{host}: cannot write the run", cause=describe(error), hint=ELSEWHERE)
+
+
+def twice(host: str, holder: str) -> Finding:
+    """Explain that a machine has the job's lock already, under another name."""
+    text = f"the same machine as {holder}"
+    return replace(fail(TWICE, text, "name each machine once in hosts:"), nodes=(host,))
+
+
+def busy(host: str, gpu: str, holder: str) -> Finding:
+    """Explain a GPU's lock that a host could not take."""
     fix = "wait until that run ends, or choose other hosts (--hosts)"
-    return replace(fail("host.busy", text, fix), nodes=(host,))
+    return replace(fail("host.busy", f"GPU {gpu} is held by {holder}", fix), nodes=(host,))
 
 
 def closed_port(hosts: Sequence[str], to: str, port: int, reason: str) -> Finding:
@@ -86,7 +88,7 @@ def gpus_to_lock(plan: Plan, facts: Facts) -> list[str]:
     found = facts["gpus"]
     if "unknown" in found and plan.cluster.scheduler.outlives_shell:
         return [str(number) for number in range(gpus_needed(plan))]
-    free = [gpu for gpu in found.get("all", []) if not gpu["problem"] and not _user(gpu)]
+    free = [gpu for gpu in found.get("all", []) if not (gpu["problem"] or gpu["user"])]
     return [gpu["uuid"] or gpu["name"] for gpu in free]
 
 
@@ -120,7 +122,8 @@ def _gpus(plan: Plan, facts: Facts) -> Iterator[Finding]:
     found, needed = facts["gpus"], gpus_needed(plan)
     known = found.get("all", [])
     usable = [gpu for gpu in known if not gpu["problem"]]
-    free = [gpu for gpu in usable if not _user(gpu)]
+    users = [f"GPU {gpu['name']}: {gpu['user']}" for gpu in usable if gpu["user"]]
+    free = len(usable) - len(users)
     driver = found.get("problem", "")
     if "gpus" in facts["late"]:
         yield fail("host.gpus", "NVIDIA's driver does not answer there", "run nvidia-smi there")
@@ -132,10 +135,9 @@ def _gpus(plan: Plan, facts: Facts) -> Iterator[Finding]:
         why = "; ".join(filter(None, [driver, *silent]))
         text = f"{count(len(usable), 'GPU')}, but {needed} are needed{f' ({why})' if why else ''}"
         yield fail("host.gpus", text, "lower --gpus-per-node, or leave the host out")
-    elif len(free) < needed:
-        users = "; ".join(f"GPU {gpu['name']}: {_user(gpu)}" for gpu in usable if _user(gpu))
-        text = f"{len(free)} of {count(len(usable), 'GPU')} free, but {needed} are needed: {users}"
-        yield fail("host.busy", text, "end them, or leave the host out")
+    elif free < needed:
+        text = f"{free} of {count(len(usable), 'GPU')} free, but {needed} are needed"
+        yield fail("host.busy", f"{text}: {'; '.join(users)}", "end them, or leave the host out")
 
 
 def gpus_needed(plan: Plan) -> int:
@@ -143,26 +145,11 @@ def gpus_needed(plan: Plan) -> int:
     return plan.gpus_per_node or plan.procs_per_node
 
 
-def _user(gpu: Facts) -> str:
-    """Return who uses a GPU; "" if it is free."""
-    if gpu["holder"]:
-        return str(Holder(**gpu["holder"]))
-    return ", ".join(
-        f"process {each['pid']} ({each['command'] or '?'} of {each['user'] or '?'}, "
-        f"{gib(each['bytes'])})"
-        for each in gpu["processes"]
-        if each["command"] not in _SCREENS or each["bytes"] >= SMALL_BYTES
-    )
-
-
 def _mixed(facts: Mapping[str, Facts]) -> Iterator[tuple[Finding, list[str]]]:
     """Yield what differs between hosts; those that lack a package are left out."""
     has_all = [host for host in facts if all(map(facts[host]["versions"].get, NEEDED))]
     known = {
-        host: {
-            "versions.python": facts[host]["python"],
-            **{f"versions.{name}": facts[host]["versions"][name] for name in NEEDED},
-        }
+        host: {f"versions.{name}": facts[host]["versions"][name] for name in ("python", *NEEDED)}
         for host in has_all
     }
     for each in differences(known):

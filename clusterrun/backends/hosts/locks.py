@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 from clusterrun.rundir.record import user_name
 from clusterrun.shared import files
@@ -51,7 +51,6 @@ class Holder:
     pid: int = 0
     user: str = ""
     run: str = ""
-    job: str = ""
     host: str = ""
 
     def __str__(self) -> str:
@@ -61,31 +60,29 @@ class Holder:
         return f"run {self.run}{owner} ({process})" if self.run else f"{process}{owner}"
 
 
-class Lock:
+class Lock(NamedTuple):
     """A lock that this process holds until `free` or its end."""
 
-    def __init__(self, file: Path, descriptor: int) -> None:
-        self._file, self._descriptor = file, descriptor
+    file: Path
+    descriptor: int
 
     def free(self) -> None:
-        """Release it; a second call does nothing."""
-        if self._descriptor >= 0:
-            with contextlib.suppress(OSError):
-                self._file.unlink()
-            os.close(self._descriptor)
-            self._descriptor = -1
+        """Release it."""
+        with contextlib.suppress(OSError):
+            self.file.unlink()
+        os.close(self.descriptor)
 
 
-def take(name: str, about: Mapping[str, Any]) -> Lock | Holder:
-    """Take a lock, or return its holder; `about` has run, job and host. Raises OSError."""
-    texts = {key: str(about[key])[:_LETTERS] for key in ("run", "job", "host") if key in about}
+def take(name: str, about: Mapping[str, str]) -> Lock | Holder:
+    """Take a lock, or return its holder; `about` has run and host. Raises OSError."""
+    texts = {key: text[:_LETTERS] for key, text in about.items()}
     own, until = _file(name, os.getuid()), time.monotonic() + WAIT_S
     while True:
         lock = _locked(own)
         # Of two users at the same moment, each looks after taking its own, and sees both.
         holder = holder_of(name, besides=own if lock else None)
         if lock and holder is None:
-            os.pwrite(lock._descriptor, json.dumps({**texts, "pid": os.getpid()}).encode(), 0)
+            os.pwrite(lock.descriptor, json.dumps({**texts, "pid": os.getpid()}).encode(), 0)
             return lock
         if lock:
             lock.free()
@@ -135,12 +132,11 @@ def _holder(file: Path) -> Holder | None:
 def _locked(file: Path) -> Lock | None:
     """Lock this user's file, which is created if needed; None if that fails at the moment."""
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, files.PRIVATE)
-    with contextlib.ExitStack() as stack, contextlib.suppress(FileNotFoundError):
-        stack.callback(os.close, descriptor)
+    with contextlib.suppress(FileNotFoundError):
         if try_lock(descriptor) and os.fstat(descriptor).st_ino == file.stat().st_ino:
             os.ftruncate(descriptor, 0)
             os.fchmod(descriptor, 0o644)
             os.utime(descriptor, times=(time.time() + _FAR_S,) * 2)
-            stack.pop_all()
             return Lock(file, descriptor)
+    os.close(descriptor)
     return None

@@ -8,30 +8,26 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-import stat
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from clusterrun.backends.hosts.start import DATA_BYTES, Frame
 from clusterrun.errors import ClusterrunError
+from clusterrun.node.base.stderr import say_on_stderr
+from clusterrun.rundir.create import write_config
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared import files
 
 RETRY_S: Final = 5.0  # until a full disk is tried again
+DATA_BYTES: Final = 1 << 20  # of one part of a file
 BATCH_BYTES: Final = 8 * DATA_BYTES
 _APPEND: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _RUN: Final = RunPaths(root=Path())
 
 Files = dict[str, int]  # by path relative to the run directory
-
-
-class RefusedError(ClusterrunError):
-    """A host sent something that is not its own."""
 
 
 @lru_cache(maxsize=8192)
@@ -46,49 +42,46 @@ def _grows(node: str, attempt: int) -> dict[str, bool]:
 
 @dataclass(kw_only=True)
 class Receiver:
-    """Write what a host sends for its node; report to `say`, once, that the disk is full."""
+    """Write what a host sends for its node; report once that the disk is full."""
 
     root: Path
     node: str
-    say: Callable[[str], None]
-    _retry_at: float = 0.0
-    _is_full: bool = False
+    _retry_at: float = 0.0  # 0.0 if the disk has room
     _received: Files = field(default_factory=dict)  # the home's disk may round times of change
 
     def wants(self) -> dict[str, Any] | None:
         """Return what `news` needs; None while the disk is full."""
         if time.monotonic() < self._retry_at:
             return None
-        known, root = self._known(), self.root
-        grows = {path: files.size_of(root / path) for path in known if known[path]}
-        others = {
-            path: self._received.get(path) or _changed(root / path)
-            for path in known
-            if not known[path]
-        }
+        grows: Files = {}
+        others: Files = {}
+        for name, is_growing in self._known().items():
+            if is_growing:
+                grows[name] = files.size_of(self.root / name)
+            else:
+                others[name] = self._received.get(name) or _changed(self.root / name)
         return {"grows": grows, "others": others}
 
-    def take(self, frame: Frame) -> None:
-        """Write a part of a file. Raises RefusedError for one that is not the host's own."""
-        name, at = frame.fields["path"], int(frame.fields["at"])
+    def take(self, name: str, at: int, data: bytes) -> None:
+        """Write a part of a file. Raises ClusterrunError for one that is not the host's own."""
         known, path = self._known(), self.root / name
         if name not in known:
-            raise RefusedError(f"a host sent {name!r}, which is not its own")
+            raise ClusterrunError(f"a host sent {name!r}, which is not its own")
         if time.monotonic() < self._retry_at:
             return  # nothing may point into a log that is behind
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             if known[name]:
-                _append(path, at, frame.data)
+                _append(path, at, data)
             else:
-                files.write_whole(path, frame.data)
+                files.write_whole(path, data)
                 os.utime(path, ns=(at, at))
                 self._received[name] = at
-            self._is_full = False
+            self._retry_at = 0.0
         except OSError as error:
-            if not self._is_full:
-                self.say(f"cannot write {path}: {error.strerror or error}; retrying")
-            self._is_full, self._retry_at = True, time.monotonic() + RETRY_S
+            if not self._retry_at:
+                say_on_stderr(f"cannot write {path}: {error.strerror or error}; retrying")
+            self._retry_at = time.monotonic() + RETRY_S
 
     def _known(self) -> dict[str, bool]:
         attempts = RunPaths(root=self.root).attempts()
@@ -145,25 +138,17 @@ def _read(path: Path, at: int, size: int) -> bytes:
     return b""
 
 
-def bundle(paths: RunPaths) -> list[tuple[str, str, int]]:
-    """Return what a host needs for the newest attempt: relative path, text and mode."""
-    wanted = (*paths.config_files, paths.link_secret(paths.newest_attempt()))
-    found = []
-    for path in filter(Path.is_file, wanted):
-        text = path.read_text(encoding="utf-8", errors="surrogateescape")
-        found.append((str(path.relative_to(paths.root)), text, stat.S_IMODE(path.stat().st_mode)))
-    return found
+def bundle(paths: RunPaths) -> dict[str, str]:
+    """Return what a host needs for the newest attempt: texts by relative path."""
+    wanted = (*paths.config_files, paths.attempt_record(paths.newest_attempt()))
+    return {
+        str(path.relative_to(paths.root)): path.read_text("utf-8", "surrogateescape")
+        for path in filter(Path.is_file, wanted)
+    }
 
 
-def write_bundle(root: Path, found: Iterable[tuple[str, str, int]]) -> None:
-    """Write what `bundle` returned; an error leaves no new run directory."""
-    is_new = not root.exists()
-    try:
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for name, text, mode in found:
-            (root / name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            files.write_whole(root / name, text, mode=mode)
-    except BaseException:
-        if is_new:
-            shutil.rmtree(root, ignore_errors=True)
-        raise
+def write_bundle(root: Path, texts: Mapping[str, str]) -> None:
+    """Write what `bundle` returned. Raises OSError."""
+    for name, text in texts.items():
+        (root / name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_config(root / name, text)

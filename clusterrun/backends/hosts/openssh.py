@@ -1,42 +1,30 @@
 """Commands on the hosts over ssh: no prompt, no new host key, the user's settings.
 
 `run` runs one there as if it ran here: with its input, output, exit status and Ctrl-C. `why`
-explains what ssh means if it does not run a command: one error, one hint. A `Connection` is a
-process of ours there that exchanges messages with this one.
+explains what ssh means if it does not run a command: one error, one hint.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import shlex
-import signal
 import subprocess
 import sys
-import threading
-from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
-from types import MappingProxyType
-from typing import Any, BinaryIO, Final
+from typing import Final
 
-from clusterrun.backends.hosts.start import DATA_BYTES, SETUP_FAILED, Frame, Pipe, skip_greeting
+from clusterrun.config.hosts import parse_host
 from clusterrun.errors import ClusterrunError, Exit, SchedulerUnreachableError, SubmissionError
-from clusterrun.shared.host_specs import parse_host
 
 SSH_FAILED: Final = 255  # ssh's own status; any other is the command's
 NOT_FOUND: Final = 127  # bash's
+SETUP_FAILED: Final = 122  # ours
 CONNECT_S = 10
 LINK_S = 100  # a connection that is silent for longer is lost; the agents' link gives up first
 _PINGS = 5
 LAST_WORDS_S: Final = 5.0  # after Ctrl-C, and to print why it failed
-MEET_S: Final = 60.0  # for a host to start Python on a slow disk and report
-ANSWER_S: Final = 30.0
-BYE_S: Final = 15.0
-LINES: Final = 20  # of stderr to explain why a host could not be used
-_NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
 OPTIONS = (
     *("-oBatchMode=yes", "-oStrictHostKeyChecking=yes", f"-oConnectTimeout={CONNECT_S}"),
@@ -61,9 +49,9 @@ def ssh(host: str, argv: Sequence[str], *, terminal: bool = False) -> list[str]:
     ]
 
 
-def module(python: str, name: str, *args: str, env: Mapping[str, str] = _NONE) -> list[str]:
+def module(python: str, name: str, *args: str, env: Mapping[str, str] | None = None) -> list[str]:
     """Return the command for a module there; `python -m` looks for modules in its directory."""
-    settings = [f"{key}={value}" for key, value in env.items()]
+    settings = [f"{key}={value}" for key, value in (env or {}).items()]
     return ["sh", "-c", 'cd / && exec env "$@"', "sh", *settings, python, "-m", name, *args]
 
 
@@ -224,131 +212,3 @@ def refusal_of(rc: int, stderr: str) -> Refusal:
     if rc in (NOT_FOUND, NOT_FOUND - 1):  # 126: not executable
         return Refusal.NO_PYTHON
     return Refusal.SETUP if rc == SETUP_FAILED else Refusal.ENDED
-
-
-@dataclass(kw_only=True)
-class Connection:
-    """A process of ours on a host; `argv` starts a shell there that reads `script`.
-
-    `first` is the name of the host that reaches this one over ssh, "" if none does; `starter` is
-    what starts the process instead of ssh. What it reports is printed once it `is_met`; until then
-    it is kept to explain a refusal.
-    """
-
-    name: str
-    argv: Sequence[str]
-    script: bytes
-    env: Mapping[str, str] | None = None
-    first: str = ""
-    starter: str = ""
-    is_lost: bool = True
-    is_met: bool = False
-    process: subprocess.Popen[bytes] | None = None
-    _answers: queue.Queue[Frame | None] = field(default_factory=queue.Queue)
-    _lines: deque[str] = field(default_factory=lambda: deque(maxlen=LINES))
-
-    def start(self) -> None:
-        """Start the process. Raises SchedulerUnreachableError."""
-        self._answers, self.is_met = queue.Queue(), False
-        self._lines.clear()
-        pipe = subprocess.PIPE
-        try:
-            process = self.process = subprocess.Popen(
-                self.argv,
-                env=self.env,
-                stdin=pipe,
-                stdout=pipe,
-                stderr=pipe,
-                start_new_session=True,
-            )
-        except OSError as error:
-            text = f"cannot start {self.argv[0]}"
-            raise SchedulerUnreachableError(text, cause=str(error)) from error
-        assert process.stdin
-        assert process.stdout
-        self.pipe = Pipe(process.stdout, process.stdin)
-        self._speaker = threading.Thread(target=self._pass_on, args=(process,), daemon=True)
-        self._speaker.start()
-        threading.Thread(target=self._receive, args=(process,), daemon=True).start()
-        with contextlib.suppress(OSError):  # that there is no answer tells it
-            process.stdin.write(self.script)
-
-    def send(self, kind: str, /, data: bytes = b"", **fields: Any) -> None:
-        """Send a message; do nothing if the host is lost, or was never reached."""
-        with contextlib.suppress(OSError, ValueError):
-            if self.process is not None:
-                self.pipe.send(kind, data, **fields)
-
-    def send_project(self, packed: BinaryIO) -> None:
-        """Send a packed project; a part without data is the end."""
-        while data := packed.read(DATA_BYTES):
-            self.send("project", data)
-        self.send("project")
-
-    def ask(self, kind: str, *, within_s: float = ANSWER_S, **fields: Any) -> dict[str, Any]:
-        """Send a message and return the answer. Raises SchedulerUnreachableError without one."""
-        self.send(kind, **fields)
-        return self.answered(within_s)
-
-    def answered(self, within_s: float) -> dict[str, Any]:
-        """Return the next answer. Raises SchedulerUnreachableError if there is none."""
-        with contextlib.suppress(queue.Empty):
-            if (answer := self._answers.get(timeout=within_s)) is not None:
-                return answer.fields
-        raise SchedulerUnreachableError(f"{self.name} does not answer")
-
-    def close(self, within_s: float = BYE_S) -> int:
-        """Let the process end; return the exit status of the command that reached the host."""
-        process = self.process
-        if process is None:
-            return 0
-        self.send("bye")
-        with contextlib.suppress(OSError):
-            process.stdin.close()  # type: ignore[union-attr]
-        try:
-            return process.wait(within_s)
-        except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # setup lines may hang
-            return process.wait()
-        finally:
-            self.is_lost = True
-
-    def explained(self) -> ClusterrunError:
-        """Return why the process does not answer; it ends."""
-        code = self.close(LAST_WORDS_S)
-        self._speaker.join(LAST_WORDS_S)
-        said = "\n".join(self._lines)
-        return why(self.name, code, said, first=self.first, starter=self.starter)
-
-    def take(self, message: Frame) -> None:
-        """Take a message of the process."""
-        if message.kind == "answer":
-            self._answers.put(message)
-
-    def lose(self) -> None:
-        """Notice that the process is gone."""
-        self.is_lost = True
-        self._answers.put(None)
-
-    def _receive(self, process: subprocess.Popen[bytes]) -> None:
-        pipe = self.pipe
-        skip_greeting(process.stdout)  # type: ignore[arg-type]
-        try:
-            while (message := pipe.receive()) is not None:
-                self.take(message)
-        except Exception as error:  # noqa: BLE001 - do not use a host that breaks the rules
-            sys.stderr.write(f"clusterrun: {self.name}: {error}\n")
-            process.kill()
-        if self.process is process:
-            self.lose()
-
-    def _pass_on(self, process: subprocess.Popen[bytes]) -> None:
-        assert process.stderr
-        for line in process.stderr:
-            text = line.decode(errors="replace")
-            if self.is_met:
-                sys.stderr.write(text)
-                sys.stderr.flush()
-            else:
-                self._lines.append(text.rstrip("\n"))

@@ -87,16 +87,8 @@ def check_paths(project: Project, entry: Sequence[str]) -> list[str]:
 
 def _git_files(root: Path, notes: list[str]) -> tuple[list[str], list[str]]:
     """Return tracked files, and others that are not ignored; also those of repositories within."""
-    tracked, others = (_git(root, kind, notes) for kind in ("--cached", "--others"))
-    for name in [*tracked, *others]:
-        if os.path.exists(root / name / ".git"):
-            for found, more in zip((tracked, others), _git_files(root / name, notes), strict=True):
-                found += (os.path.join(name, inner) for inner in more)
-    return tracked, others
-
-
-def _git(root: Path, kind: str, notes: list[str]) -> list[str]:
-    argv = ["git", "-c", "core.fsmonitor=false", "ls-files", "-z", kind, "--exclude-standard"]
+    argv = ["git", "-c", "core.fsmonitor=false", "ls-files", "-z", "-t", "--exclude-standard"]
+    argv += ["--cached", "--others"]
     try:
         done = subprocess.run(argv, cwd=root, capture_output=True, timeout=GIT_S, check=True)
     except (OSError, subprocess.SubprocessError) as error:
@@ -104,7 +96,15 @@ def _git(root: Path, kind: str, notes: list[str]) -> list[str]:
         text = f"cannot list the files of {root}"
         raise ClusterrunError(text, cause=cause, hint="run 'git ls-files' there") from error
     notes += (f"not everything is copied: {line}" for line in os.fsdecode(done.stderr).splitlines())
-    return [os.fsdecode(name) for name in done.stdout.split(b"\0") if name]
+    tracked: list[str] = []
+    others: list[str] = []
+    for kind, _, name in (os.fsdecode(row).partition(" ") for row in done.stdout.split(b"\0")[:-1]):
+        (others if kind == "?" else tracked).append(name)
+    for name in [*tracked, *others]:
+        if os.path.exists(root / name / ".git"):
+            for found, more in zip((tracked, others), _git_files(root / name, notes), strict=True):
+                found += (os.path.join(name, inner) for inner in more)
+    return tracked, others
 
 
 def _all_files(root: Path, skips: Callable[[Path], bool], notes: list[str]) -> list[str]:
@@ -188,7 +188,10 @@ def _check_size(sizes: dict[str, int], *, is_git: bool) -> None:
 
 
 def pack(project: Project, stream: BinaryIO) -> None:
-    """Write a project. Raises ClusterrunError if a file can't be read."""
+    """Write a project; the stream is at its start then.
+
+    Raises ClusterrunError if a file can't be read.
+    """
     with tarfile.open(fileobj=stream, mode="w:gz", compresslevel=1) as tar:
         for name in project.names:
             try:
@@ -199,6 +202,7 @@ def pack(project: Project, stream: BinaryIO) -> None:
                     cause=error.strerror or str(error),
                     hint="submit again if it is being written; otherwise check its permissions",
                 ) from error
+    stream.seek(0)  # this writes the rest of a file
 
 
 def unpack(stream: BinaryIO, target: Path) -> None:

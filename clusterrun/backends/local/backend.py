@@ -10,20 +10,24 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterrun.backends.base import Backend, SchedulerJob, Submission, Where
 from clusterrun.backends.environment import scrubbed
-from clusterrun.backends.local import process
-from clusterrun.backends.local.job_ids import take_job_id
 from clusterrun.config.choices import Device
 from clusterrun.errors import ClusterrunError, JobNotFoundError, SubmissionError
 from clusterrun.launch.plan import Plan
+from clusterrun.node.base.processes import stat_fields
 from clusterrun.rundir import reading
+from clusterrun.rundir.known_roots import remembered_roots, state_dir
 from clusterrun.rundir.outcome import read_end
 from clusterrun.rundir.paths import RunPaths, RunsDir
+from clusterrun.rundir.record import link_target
 from clusterrun.shared import files, shell
+from clusterrun.shared.files import write_whole
 from clusterrun.shared.job_id import JobId
+from clusterrun.shared.locks import locked
 from clusterrun.shared.state import JobState
 
 if TYPE_CHECKING:
@@ -34,6 +38,7 @@ SCHEMA = "clusterrun.controller/1"
 START_S = 60.0
 STOP_S = 15.0
 MOST_PIDS = 1 << 22  # of Linux
+AHEAD = 1_000_000  # of the last number here: others can't use up the numbers of jobs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +52,30 @@ class Controlling:
     started_at: float | None = None
     is_gone: bool = False
     waits: str = ""
+
+    def signal(self, number: int) -> bool:
+        """Signal the process if it is alive; return whether it was."""
+        if identity(self.pid) != self.identity:  # its pid alone may have been reused
+            return False
+        try:
+            os.kill(self.pid, number)
+        except ProcessLookupError:
+            return False
+        return True
+
+
+def boot_id() -> str:
+    """Return the id of this boot of the machine; "" if the system has none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def identity(pid: int) -> str | None:
+    """Return a unique name of a process; None if it is gone or a zombie."""
+    fields = stat_fields(pid)  # the 20th is its start, in ticks since boot
+    return f"{boot_id()}:{fields[19]}" if fields and fields[0] not in ("Z", "X") else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +128,7 @@ class LocalBackend(Backend):
                 f"job {job_id} runs on {controller.host}, not on this machine",
                 hint=f"run '{command}' there",
             )
-        process.send_signal(controller.pid, controller.identity, number)
+        controller.signal(number)
 
     def _job(self, job_id: str, paths: RunPaths) -> SchedulerJob:
         controller = read_controller(paths)
@@ -135,13 +164,13 @@ class LocalBackend(Backend):
             return JobState.FAILED, "its controller never started"
         if self._is_elsewhere(controller):
             return self._state_elsewhere(paths, controller)
-        if process.identity(controller.pid) == controller.identity:
+        if identity(controller.pid) == controller.identity:
             return JobState.RUNNING, controller.waits
         return JobState.FAILED, "its controller is gone: it was killed, or the machine went down"
 
     def _is_elsewhere(self, controller: Controlling) -> bool:
         """Return whether a controller runs on another machine, whose processes can't be seen."""
-        same_boot = controller.boot_id == process.boot_id()
+        same_boot = controller.boot_id == boot_id()
         return not same_boot and controller.host != socket.gethostname()
 
     def _state_elsewhere(self, paths: RunPaths, controller: Controlling) -> tuple[JobState, str]:
@@ -202,9 +231,7 @@ def _start_controller(plan: Plan, paths: RunPaths, job_id: JobId) -> Submission:
 def _stop_controller(paths: RunPaths) -> None:
     """End a controller whose submission failed or was interrupted."""
     controller = read_controller(paths)
-    if controller is not None and process.send_signal(
-        controller.pid, controller.identity, signal.SIGTERM
-    ):
+    if controller is not None and controller.signal(signal.SIGTERM):
         deadline = time.monotonic() + STOP_S
         while read_end(paths) is None and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -221,3 +248,70 @@ def read_controller(paths: RunPaths) -> Controlling | None:
         files.note_damage(paths.controller)
         return None
     return found
+
+
+# Ids of jobs without a queue: L1 on this machine, H2 on hosts, each number used once per user
+
+
+def take_job_id(runs_dir: RunsDir, paths: RunPaths, *, prefix: str = "L", above: int = 0) -> JobId:
+    """Take the next id by creating its link, which only one process can do.
+
+    Its number is larger than `above`.
+
+    The user's counter makes ids unique across projects. If it is lost, the known projects show
+    which ids were used. If it can't be written, ids are unique only within the project.
+    """
+    runs_dir.by_job.mkdir(mode=0o700, exist_ok=True)
+    counter = _counter()
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            counter.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            stack.enter_context(locked(counter.with_suffix(".lock")))
+        number = _believed(above, last_number(runs_dir)) + 1
+        while True:
+            job_id = JobId(f"{prefix}{number}")
+            try:
+                runs_dir.job_link(job_id).symlink_to(link_target(runs_dir, paths))
+                break
+            except FileExistsError:
+                number += 1
+        with contextlib.suppress(OSError):
+            write_whole(counter, f"{job_id.number}\n")
+    return job_id
+
+
+def last_number(runs_dir: RunsDir) -> int:
+    """Return the number of the newest id that this machine has used."""
+    try:
+        known = JobId(f"L{_counter().read_text(encoding='ascii').strip()}")
+        return _newest_in(runs_dir, known.number)
+    except (OSError, ValueError):
+        return max(_newest_in(place, 0) for place in (runs_dir, *remembered_roots()))
+
+
+def remember_number(number: int) -> None:
+    """Have ids that are taken here from now on be larger than `number`."""
+    with contextlib.suppress(OSError, ValueError):
+        counter = _counter()
+        counter.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with locked(counter.with_suffix(".lock")):
+            known = int(counter.read_text(encoding="ascii")) if counter.exists() else 0
+            write_whole(counter, f"{_believed(number, known)}\n")
+
+
+def _believed(number: int, last: int) -> int:
+    """Return the later of another party's number and the last one here, unless it is absurd."""
+    return number if last < number <= last + AHEAD else last
+
+
+def _counter() -> Path:
+    return state_dir() / "local-job-id"
+
+
+def _newest_in(runs_dir: RunsDir, known: int) -> int:
+    try:
+        found = [JobId.read(entry.name) for entry in os.scandir(runs_dir.by_job)]
+    except OSError:
+        return known
+    numbers = (job_id.number for job_id in found if job_id.is_own)
+    return max((_believed(number, known) for number in numbers), default=known)

@@ -16,13 +16,19 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from clusterrun.backends.local import process
-from clusterrun.backends.local.backend import SCHEMA, VISIBLE, Controlling, split_gpus
+from clusterrun.backends.local.backend import (
+    SCHEMA,
+    VISIBLE,
+    Controlling,
+    boot_id,
+    identity,
+    split_gpus,
+)
 from clusterrun.errors import NodeExit
 from clusterrun.launch.plan import LOOPBACK, Plan
 from clusterrun.node.base.processes import adopt_orphans, die_with_parent, kill_descendants
@@ -57,8 +63,8 @@ def write_controller(paths: RunPaths) -> None:
     pid = os.getpid()
     controller = Controlling(
         pid=pid,
-        identity=process.identity(pid) or "",
-        boot_id=process.boot_id(),
+        identity=identity(pid) or "",
+        boot_id=boot_id(),
         host=socket.gethostname(),
         started_at=time.time(),
     )
@@ -93,7 +99,12 @@ def detach(work: Callable[[Callable[[], None]], None], output: Path) -> int:
     os.close(reader)
     os.setsid()
     try:
-        _redirect(output)
+        null = os.open(os.devnull, os.O_RDONLY)
+        file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        for descriptor, place in ((null, 0), (file, 1), (file, 2)):
+            os.dup2(descriptor, place)
+        os.close(null)
+        os.close(file)
         work(lambda: _send(writer, READY))
     except Exception:  # noqa: BLE001 - any error goes to the submitter and to the log
         traceback.print_exc()
@@ -105,15 +116,6 @@ def detach(work: Callable[[Callable[[], None]], None], output: Path) -> int:
 def _send(writer: int, message: bytes) -> None:
     with contextlib.suppress(OSError), open(writer, "wb") as pipe:  # once; the reader may be gone
         pipe.write(message)
-
-
-def _redirect(output: Path) -> None:
-    null = os.open(os.devnull, os.O_RDONLY)
-    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    for descriptor, place in ((null, 0), (file, 1), (file, 2)):
-        os.dup2(descriptor, place)
-    os.close(null)
-    os.close(file)
 
 
 # This machine as the conductor's host: each node of a job is a process, nothing is queued
@@ -129,6 +131,7 @@ class LocalStep:
     paths: RunPaths
     running: dict[int, subprocess.Popen[bytes]]
     lead_s: float = 0.0
+    leave_s: float = LEAVE_TOGETHER_S
     codes: list[int] = field(default_factory=list)
     code: int = 0
     end_by: float = float("inf")
@@ -140,7 +143,7 @@ class LocalStep:
         if not self._reap() or now > self.kill_by:
             return self.code or exit_code(self.codes)
         if any(self.codes):
-            self.end_by = min(self.end_by, now + LEAVE_TOGETHER_S)
+            self.end_by = min(self.end_by, now + self.leave_s)
         if now > self.end_by:
             self.end()
         return None
@@ -175,6 +178,20 @@ class LocalStep:
                 self.codes.append(node.returncode)
 
 
+def start_node(
+    paths: RunPaths, words: Sequence[str], directory: Path, environ: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start a node's script, which ends with this process. Raises OSError."""
+    return subprocess.Popen(
+        ["bash", str(paths.node_script), str(paths.root), *words],
+        cwd=directory,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=functools.partial(die_with_parent, os.getpid()),
+    )
+
+
 class LocalHost(Host):
     """One job on this machine; only end.json records how it ended."""
 
@@ -191,27 +208,13 @@ class LocalHost(Host):
         gpus = split_gpus(self.plan, os.environ.get(VISIBLE))
         step = LocalStep(paths=self.paths, running={}, lead_s=self.plan.warning_s)
         words = (str(attempt), LOOPBACK, str(port))
+        environ = {name: text for name, text in os.environ.items() if name != VISIBLE}
         for rank in range(self.plan.nodes):
-            node = self._start_node(rank, words, gpus[rank] if gpus else None)
+            own = {**self.environ, "CLUSTERRUN_LOCAL_NODE_RANK": str(rank)}
+            own |= {VISIBLE: gpus[rank]} if gpus else {}
+            node = start_node(self.paths, words, Path(self.plan.workdir), {**environ, **own})
             step.running[node.pid] = node
         return step
-
-    def _start_node(
-        self, rank: int, words: Sequence[str], gpus: str | None
-    ) -> subprocess.Popen[bytes]:
-        environ = {name: text for name, text in os.environ.items() if name != VISIBLE}
-        environ["CLUSTERRUN_LOCAL_NODE_RANK"] = str(rank)
-        environ["CLUSTERRUN_LOCAL_JOB_ID"] = self.job_id
-        if gpus is not None:
-            environ[VISIBLE] = gpus
-        return subprocess.Popen(
-            ["bash", str(self.paths.node_script), str(self.paths.root), *words],
-            cwd=self.plan.workdir,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            preexec_fn=functools.partial(die_with_parent, os.getpid()),
-        )
 
     def register(self) -> None:
         """Record the job if the submitting shell died before it could."""

@@ -6,11 +6,10 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from clusterrun.backends import cache
 from clusterrun.backends.base import PerhapsSubmittedError, SchedulerJob, Submission, Where
 from clusterrun.backends.environment import scrubbed
 from clusterrun.backends.slurm import query as slurm_query
@@ -23,25 +22,23 @@ from clusterrun.errors import (
     UsageError,
 )
 from clusterrun.launch.plan import Plan
+from clusterrun.rundir import record as records
 from clusterrun.rundir.paths import RunPaths
+from clusterrun.rundir.record import JobRecord
 from clusterrun.shared import shell
+from clusterrun.shared.hostlist import fold_hosts, parse_hostlist
 from clusterrun.shared.job_id import JobId
-
-if TYPE_CHECKING:
-    from clusterrun.rundir.record import JobRecord
 
 SBATCH_TIMEOUT_S = 60.0
 CHAINED = "chained"  # second argument of the script: a job that waits for the one before it
 LOOK_AGAIN_S = 3.0
-# What sbatch prints if it never reached slurmctld; after any other timeout the job may be queued.
-NEVER_REACHED = ("Unable to contact slurm controller", *shell.LASTING)
 
 
 _PARSABLE = re.compile(r"([0-9]+)(?:;(\S+))?\Z")
 
 
 class NoJobIdError(SubmissionError):
-    """sbatch printed more than a job id, or none."""
+    """sbatch was started, and may have submitted the job, but printed no plain job id."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,23 +101,13 @@ class SlurmBackend:
         environ = scrubbed(os.environ, keep=plan.pass_env)
         at = SlurmBackend(slurm_cluster=self.slurm_cluster or plan.directive("clusters"))
         try:
-            return at._answered(lambda: executor.submit(argv, plan, paths, environ), paths, known)
+            try:
+                return executor.submit(argv, plan, paths, environ)
+            except NoJobIdError as error:
+                return at._looked_up(paths, known, error)
         except KeyboardInterrupt:
             at._withdraw(paths, known)
             raise
-
-    def _answered(
-        self, send: Callable[[], Submission], paths: RunPaths, known: Collection[str]
-    ) -> Submission:
-        try:
-            return send()
-        except NoJobIdError as error:  # sbatch submitted the job, whatever it printed
-            return self._looked_up(paths, known, error.message, error)
-        except SchedulerUnreachableError as error:
-            was_started = not isinstance(error.__cause__, OSError)
-            if not was_started or any(words in (error.cause or "") for words in NEVER_REACHED):
-                raise
-            return self._looked_up(paths, known, "sbatch got no answer", error)
 
     def _released(self, submission: Submission) -> Submission:
         """Release a job whose script holds it: no option of sbatch undoes --hold.
@@ -156,9 +143,9 @@ class SlurmBackend:
         ids = sorted(set(job_ids))
         if not ids:
             return {}
-        return cache.through(
+        return slurm_query.cached(
             (self.slurm_cluster or "", *ids),
-            cache.TTL_S if max_age_s is None else max_age_s,
+            slurm_query.TTL_S if max_age_s is None else max_age_s,
             lambda: slurm_query.ask(ids, slurm_cluster=self.slurm_cluster, since=since, own=own),
         )
 
@@ -168,7 +155,7 @@ class SlurmBackend:
         Raises JobNotFoundError for jobs that Slurm doesn't know: scancel does not report them.
         """
         done = slurm_query.call(self.slurm_cluster, "scancel", *job_ids)
-        cache.forget()
+        slurm_query.forget()
         answers = self.query(job_ids, max_age_s=0)
         known = {job_id for job_id, job in answers.items() if job.is_known}
         if done.rc != 0 and "Invalid job id" not in done.stderr:
@@ -184,7 +171,7 @@ class SlurmBackend:
             raise ClusterrunError(f"scontrol {' '.join(words)} failed", cause=cause)
 
     def _looked_up(
-        self, paths: RunPaths, known: Collection[str], what: str, error: ClusterrunError
+        self, paths: RunPaths, known: Collection[str], error: NoJobIdError
     ) -> Submission:
         """Find out what became of a submission that returned no job id; never submit twice.
 
@@ -198,7 +185,7 @@ class SlurmBackend:
                 break
             if job_id is not None:
                 return Submission(job_id=job_id, slurm_cluster=self.slurm_cluster)
-        raise _uncertain(what, paths, error.cause) from error
+        raise _uncertain(error.message, paths, error.cause) from error
 
     def _withdraw(self, paths: RunPaths, known: Collection[str]) -> None:
         """Cancel the job that an interrupted submission may have queued.
@@ -262,3 +249,48 @@ def _uncertain(what: str, paths: RunPaths, cause: str | None) -> PerhapsSubmitte
             f"its run directory was kept: {paths.root}",
         ),
     )
+
+
+# The next job of a run, from inside its job: Slurm would hold a requeued job for two minutes
+
+
+def submit_successor(
+    run_dir: Path, plan: Plan, nodes: Sequence[str], environ: Mapping[str, str]
+) -> str:
+    """Submit the job that continues a run after this one, and return its id.
+
+    `nodes` are excluded in addition to the plan's. In a chain the successor is the next job, which
+    is already queued. Raises ClusterrunError; then the record is unchanged and there is no new job.
+    """
+    record = records.register_run(run_dir, environ)
+    backend = SlurmBackend(slurm_cluster=record.slurm_cluster)
+    # An option on the command line replaces the script's.
+    planned = plan.directive("exclude")
+    exclude = fold_hosts([*(parse_hostlist(planned) if planned else ()), *nodes])
+    if record.chain_length:
+        if not record.chained_job_ids:
+            raise ClusterrunError(f"all {record.chain_length} jobs of the chain are used")
+        job_id = record.chained_job_ids[0]
+        if exclude:
+            backend.scontrol("update", f"JobId={job_id}", f"ExcNodeList={exclude}")
+        records.update(record.paths, lambda now: records.continued_by(now, job_id))
+        return job_id
+    # Slurm keeps the job of a lost node for minutes. The successor excludes that node and need
+    # not wait: this job's agents have exited by now.
+    after = "" if nodes else environ["SLURM_JOB_ID"]
+    new = backend.submit_again(plan, record, after=after, exclude=exclude)
+    _remember(record, new, backend)
+    return new.job_id
+
+
+def _remember(record: JobRecord, new: Submission, backend: SlurmBackend) -> None:
+    """Record the new job; cancel it if that fails, since no command could find it."""
+    try:
+        records.update(record.paths, lambda now: records.continued_by(now, new.job_id))
+        records.link_job(record.runs_dir, new.job_id, record.paths)
+    except (OSError, ClusterrunError) as error:
+        with contextlib.suppress(ClusterrunError):
+            backend.cancel([new.job_id])
+        with contextlib.suppress(OSError, ClusterrunError):
+            records.update(record.paths, lambda _: record)
+        raise ClusterrunError(f"cannot write {record.paths.record}", cause=str(error)) from error

@@ -28,7 +28,13 @@ def main(argv: Sequence[str]) -> int:
     from clusterrun.shared.state import JobState
 
     run_dir, kind, directory, environ, seconds, *srun = argv
-    _return_to(directory, int(environ))
+    before = before_setup(int(environ))
+    os.environ.clear()  # each node's task runs the setup lines again
+    os.environ.update(before)
+    try:
+        os.chdir(directory)
+    except OSError:
+        os.chdir("/")
     paths = RunPaths(root=Path(run_dir))
     try:
         plan = read_plan(paths)
@@ -41,14 +47,3 @@ def main(argv: Sequence[str]) -> int:
     code = Conductor(paths=paths, plan=plan, host=host, hear=signals.wait, agents=agents).run()
     signals.ignore()
     return code
-
-
-def _return_to(directory: str, environ: int) -> None:
-    """Undo the setup lines in this process: each node's task runs them again."""
-    before = before_setup(environ)
-    os.environ.clear()
-    os.environ.update(before)
-    try:
-        os.chdir(directory)
-    except OSError:
-        os.chdir("/")

@@ -21,13 +21,17 @@ from clusterrun.launch.plan import Plan
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared import shell
 
+# What sbatch prints if it never reached slurmctld; after any other timeout the job may be queued.
+NEVER_REACHED = ("Unable to contact slurm controller", *shell.LASTING)
+
 
 def submit(
     argv: Sequence[str], plan: Plan, paths: RunPaths, environ: Mapping[str, str]
 ) -> Submission:
     """Run sbatch, once: even without an answer it may have submitted the job.
 
-    Raises SubmissionError with its message, SchedulerUnreachableError if it does not answer.
+    Raises SubmissionError with its message, SchedulerUnreachableError if it never got an answer,
+    NoJobIdError.
     """
     begin = time.monotonic()
     try:
@@ -37,7 +41,9 @@ def submit(
     except utils.FailedJobError as error:
         from clusterrun.backends.slurm import site  # slow to import
 
-        if shell.silence(executor.done):
+        if cause := shell.silence(executor.done):
+            if not any(words in cause for words in NEVER_REACHED):
+                raise backend.NoJobIdError("sbatch got no answer", cause=cause) from error
             elapsed_s = time.monotonic() - begin
             raise shell.unreachable(argv[0], executor.done, elapsed_s) from error
         raise site.refused(executor.done, plan) from error
@@ -93,7 +99,7 @@ class RunExecutor(SlurmExecutor):  # type: ignore[misc]  # submitit is not follo
 
     @staticmethod
     def _get_job_id_from_submission_command(string: str) -> str:
-        found = backend.parse_submission(string)
+        found = backend.parse_submission(string)  # a job that it does not name is never made
         return ";".join(filter(None, (found.job_id, found.slurm_cluster)))
 
 

@@ -22,7 +22,7 @@ from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared import files, shell
 from clusterrun.shared.own_modules import module_argv
 from clusterrun.shared.state import JobState
-from clusterrun.shared.wording import count
+from clusterrun.shared.wording import count, parse_version
 
 BY_HAND = "by-hand"
 RECORD_S = 5.0  # for the submitting process to record this job
@@ -30,12 +30,6 @@ _NUMBERS = re.compile(r"^(num_machines|num_processes):\s*(\d+)", re.MULTILINE)
 END_S = 5.0  # Slurm may enforce a time limit this early or late
 REQUEUES_SINCE = (24, 5)
 ASK_S = 10.0
-_VERSION = re.compile(r"^SLURM_VERSION\s*=\s*(\d+)\.(\d+)", re.MULTILINE)
-_BY_PARTITION = re.compile(r"^PreemptType\s*=\s*preempt/partition_prio", re.MULTILINE)
-_IN_GRACE_TIME = re.compile(r"\bPreemptTime=\d")
-_MAY_REQUEUE = re.compile(r"\bRequeue=1\b")
-_RESTARTS = re.compile(r"\bRestarts=(\d+)")
-_REQUEUES = re.compile(r"\bPreemptMode=\S*REQUEUE")
 
 
 @dataclass(frozen=True)
@@ -144,18 +138,15 @@ class SlurmHost(Host):
         A step that lost a node keeps its resources on the others until Slurm gives up the node.
         The next step therefore shares them, and doesn't wait for lost nodes.
         """
+        # This node's name in Slurm, which may have another address than its own name.
+        batch_host = self.environ.get("SLURMD_NODENAME") or socket.gethostname()
         return (
             *(*self.srun, *self._cpus()),
             *((f"--exclude={','.join(excluded)}", "--overlap", "--mem=0") if excluded else ()),
             *(("--immediate=60",) if is_relaunch else ()),
             *("bash", str(self.paths.node_script), str(self.paths.root), str(attempt)),
-            *(self._batch_host, str(port)),
+            *(batch_host, str(port)),
         )
-
-    @property
-    def _batch_host(self) -> str:
-        """The name of this node; Slurm has it, but for the address that the node has in Slurm."""
-        return self.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
     def _cpus(self) -> tuple[str, ...]:
         """Return the option that gives each task its node's CPUs: srun would give it one."""
@@ -198,9 +189,8 @@ class SlurmHost(Host):
 
     def was_requeued(self) -> bool:
         """Return whether this job has been requeued since it started; False if unknown."""
-        found = _RESTARTS.search(_shown("job", self.job_id))
         before = int(self.environ.get("SLURM_RESTART_COUNT") or 0)
-        return found is not None and int(found[1]) > before
+        return int(_shown("job", self.job_id).get("Restarts", before)) > before
 
     def requeue(self) -> str:
         """Requeue this job; return Slurm's refusal. Raises SchedulerUnreachableError."""
@@ -217,18 +207,19 @@ class SlurmHost(Host):
         (commit a689104d15): our requeue would start the job again after its last end.
         """
         job = _shown("job", self.job_id)
-        if not (_IN_GRACE_TIME.search(job) and _MAY_REQUEUE.search(job)):
+        if not (_in_grace_time(job) and job.get("Requeue") == "1"):
             return False
         config = _shown("config")
-        version = _VERSION.search(config)
-        if not version or (int(version[1]), int(version[2])) < REQUEUES_SINCE:
+        is_by_partition = config.get("PreemptType") == "preempt/partition_prio"
+        version = parse_version(config.get("SLURM_VERSION", ""))
+        if not is_by_partition or version is None or version < REQUEUES_SINCE:
             return False
         partition = _shown("partition", self.environ.get("SLURM_JOB_PARTITION", ""))
-        return bool(_BY_PARTITION.search(config) and _REQUEUES.search(partition))
+        return "REQUEUE" in partition.get("PreemptMode", "")
 
     def stay_down(self) -> None:
         """Keep Slurm from requeueing this job once it has ended."""
-        if not self._is_restarted and not _IN_GRACE_TIME.search(_shown("job", self.job_id)):
+        if not self._is_restarted and not _in_grace_time(_shown("job", self.job_id)):
             return
         try:
             done = shell.run(["scontrol", "update", f"JobId={self.job_id}", "Requeue=0"])
@@ -240,18 +231,24 @@ class SlurmHost(Host):
 
     def submit_successor(self, excluded: tuple[str, ...]) -> str:
         """Submit the job that continues the run. Raises ClusterrunError and OSError."""
-        from clusterrun.backends.slurm.successor import submit_successor
+        from clusterrun.backends.slurm.backend import submit_successor
 
         return submit_successor(self.paths.root, self.plan, excluded, self.environ)
 
 
-def _shown(*what: str) -> str:
-    """Return what scontrol shows; "" if slurmctld does not answer."""
+def _shown(*what: str) -> dict[str, str]:
+    """Return what scontrol shows; {} if slurmctld does not answer."""
+    from clusterrun.backends.slurm.query import pairs  # not before the first step
+
     argv = ["scontrol", "--oneliner", "show", *what]
     try:
-        return shell.run(argv, timeout_s=ASK_S, tries=1).stdout
+        return pairs(shell.run(argv, timeout_s=ASK_S, tries=1).stdout)
     except ClusterrunError:
-        return ""
+        return {}
+
+
+def _in_grace_time(job: Mapping[str, str]) -> bool:
+    return job.get("PreemptTime", "")[:1].isdigit()
 
 
 def cpus_of_nodes(text: str) -> Iterator[int]:

@@ -5,21 +5,30 @@ Do not use `--json`, whose shape changes between versions, or fields that Slurm 
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import hashlib
+import json
 import os
 import re
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any, TypeVar
 
 from clusterrun.backends.base import SchedulerJob
 from clusterrun.backends.environment import scrubbed
-from clusterrun.errors import SchedulerUnreachableError
+from clusterrun.errors import ClusterrunError, SchedulerUnreachableError
+from clusterrun.rundir.known_roots import state_dir
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared import shell
+from clusterrun.shared.files import read_json, write_whole
 from clusterrun.shared.job_id import JobId
+from clusterrun.shared.locks import locked
 from clusterrun.shared.state import JobState, parse_slurm_state
+from clusterrun.shared.typed import decoded
 
 # The reason is the only free text: a separator in it does no harm.
 SQUEUE_FIELDS = ("%i", "%T", "%N", "%M", "%l", "%S", "%e", "%r")
@@ -33,13 +42,14 @@ FEW = 16
 TIMEOUT_S = 5.0
 PRINTED_S = 3.0  # for what doctor asks: less than it waits for a check
 CLOCK_SKEW_S = 3600.0
+TTL_S = 10.0  # of an answer that is kept for all processes of a user
+FORGET_S = 3600.0  # since it was last requested
 YEAR_S = 365 * 86400  # what Slurm gives a job without a time limit at its start
 # Slurm keeps these reasons for waiting after a job was cancelled.
 WAITING = frozenset({"Priority", "Resources", "BeginTime", "JobHeldUser", "JobHeldAdmin"})
 
-_EXIT = r"([0-9]{1,9}):([0-9]{1,9})\Z"
-_CLOCK = r"(?:(\d{1,9})-)?(?:(\d{1,9}):)?(\d{1,9}):(\d{1,9})\Z"
-_PAIR = r"(?:^| )(\w+)=(\S*)"
+Answer = dict[str, SchedulerJob]
+T = TypeVar("T")
 _REQUEST = r"(?P<reason>.*?)(?:\|(?P<partition>[^|]*)\|(?P<nodes>[0-9]+))?\Z"
 
 
@@ -65,6 +75,50 @@ def printed(slurm_cluster: str | None, program: str, *words: str) -> str:
     if done.rc != 0:
         raise SchedulerUnreachableError(f"{program} failed", cause=done.stderr.strip())
     return done.stdout
+
+
+def cached(key: Sequence[str], max_age_s: float, ask: Callable[[], T], kind: Any = Answer) -> T:
+    """Return an answer that is at most `max_age_s` old; call `ask` if there is none.
+
+    The process that asks holds a lock, and the others wait for its answer. Nothing is cached if
+    the directory can't be written.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            whole = json.dumps([os.environ.get("SLURM_CONF", ""), *key])
+            file = _directory() / f"{hashlib.sha256(whole.encode()).hexdigest()[:24]}.json"
+            stack.enter_context(locked(file.with_suffix(".lock")))
+        except (OSError, ClusterrunError):
+            return ask()
+        data = read_json(file) or {}
+        with contextlib.suppress(ValueError):
+            if 0 <= time.time() - decoded(float, data.get("asked_at")) < max_age_s:
+                found: T = decoded(kind, data.get("answer"))
+                return found
+        answer = ask()
+        with contextlib.suppress(OSError):
+            now = {"asked_at": time.time(), "answer": answer}
+            write_whole(file, json.dumps(now, default=dataclasses.asdict))
+            oldest = time.time() - FORGET_S
+            for entry in os.scandir(file.parent):
+                with contextlib.suppress(OSError):
+                    if entry.stat().st_mtime < oldest:
+                        os.unlink(entry.path)
+        return answer
+
+
+def forget() -> None:
+    """Delete all answers: jobs have just changed."""
+    with contextlib.suppress(OSError):
+        for file in _directory().glob("*.json"):
+            file.unlink(missing_ok=True)
+
+
+def _directory() -> Path:
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    directory = Path(runtime) / "clusterrun" if runtime else state_dir() / "cache"
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return directory
 
 
 def ask(
@@ -269,8 +323,11 @@ def parse_scontrol(line: str) -> SchedulerJob:
 
 
 def pairs(text: str) -> dict[str, str]:
-    """Parse what scontrol prints as `Name=value`; the last of several counts."""
-    return dict(re.findall(_PAIR, text))
+    """Parse what scontrol prints as `Name=value`; the last of several counts.
+
+    `show config` prints `Name   = value` on a line each.
+    """
+    return dict(re.findall(r"(?:^| )(\w+)(?:=| += )(\S*)", text, re.MULTILINE))
 
 
 def find_by_command(
@@ -297,7 +354,7 @@ def parse_clock(text: str) -> int | None:
     >>> parse_clock("0:02"), parse_clock("1-02:03:04"), parse_clock("UNLIMITED")
     (2, 93784, None)
     """
-    match = re.match(_CLOCK, text)
+    match = re.match(r"(?:(\d{1,9})-)?(?:(\d{1,9}):)?(\d{1,9}):(\d{1,9})\Z", text)
     if match is None:
         return None
     days, hours, minutes, seconds = (int(group or 0) for group in match.groups())
@@ -324,7 +381,7 @@ def parse_exit(text: str) -> tuple[int | None, int | None]:
     >>> parse_exit("3:0"), parse_exit("0:9"), parse_exit("")
     ((3, None), (0, 9), (None, None))
     """
-    match = re.match(_EXIT, text)
+    match = re.match(r"([0-9]{1,9}):([0-9]{1,9})\Z", text)
     if match is None:
         return None, None
     return int(match[1]), int(match[2]) or None

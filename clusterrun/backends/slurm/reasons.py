@@ -7,67 +7,66 @@ from dataclasses import dataclass
 from enum import Enum
 
 UNAVAILABLE = "UnavailableNodes:"
-QOS_FULL = "your limit in this QOS is reached; it starts when your other jobs end"
-ACCOUNT_FULL = "the account's limit is reached"
 # A limit on one job, or on its share of one node: waiting does not help.
 _OF_ONE = re.compile(r"(QOS|Assoc)Max(\w{1,40}?)Per(Job|Node)(?:Limit)?$")
 _WHAT = {"Cpu": "CPUs", "GRES": "GPUs", "Mem": "memory", "Memory": "memory", "Node": "nodes"}
 WAITS_FOR_REPAIR = "nodes that it needs are down or drained"
-NEVER_NODES = "requests more nodes than the partition allows; it will not start"
 
-# Code: (words, whether waiting is enough). The longest prefix wins.
-REASONS: dict[str, tuple[str, bool | None]] = {
-    "Resources": ("waiting for free nodes", True),
-    "Priority": ("jobs with higher priority are ahead", True),
-    "None": ("the scheduler has not considered it yet", True),
-    "Dependency": ("waiting for another job", True),
-    "DependencyNeverSatisfied": ("can never start: the job that it waits for failed", False),
-    "BeginTime": ("its start time has not come yet", True),
-    "Licenses": ("waiting for a license", True),
-    "Prolog": ("the nodes are being prepared", True),
-    "Constraints": ("waiting for nodes with the requested features", None),
-    "ReqNodeNotAvail": (
-        "nodes are reserved, perhaps for maintenance; a shorter --time may let it start",
-        True,
-    ),
-    "Reservation": ("waiting for its reservation", True),
-    "ReservationInvalid": ("its reservation is not valid; it will not start", False),
-    "ReservationDeleted": ("its reservation was deleted; it will not start", False),
-    "PartitionTimeLimit": ("--time exceeds the partition's limit; it will not start", False),
-    "PartitionNodeLimit": (NEVER_NODES, False),
-    "Job's account not permitted": ("the account may not use this partition", False),
-    "Job's QOS not permitted": ("the QOS is not allowed here", False),
-    "PartitionConfig": ("requests what the partition does not allow", False),
-    "PartitionDown": ("the partition is down: it starts no jobs", None),
-    "PartitionInactive": ("the partition is inactive: it starts no jobs", None),
-    "NodeDown": ("a node that it needs is down", None),
-    "Nodes required for job are DOWN": (
-        "nodes that it needs are down, drained or kept for jobs of another partition",
-        None,
-    ),
-    "BadConstraints": ("no node can satisfy its request; it will not start", False),
-    "JobHeldUser": ("held by you; release it: scontrol release JOB", False),
-    "JobHeldAdmin": ("held by an administrator", False),
-    "JobHoldMaxRequeue": ("held after too many requeues; release it: scontrol release JOB", False),
-    "launch failed requeued held": ("its launch failed; release it: scontrol release JOB", False),
-    "AccountNotAllowed": ("the account may not use this partition", False),
-    "QOSNotAllowed": ("the QOS is not allowed here", False),
-    "InvalidAccount": ("the account is not valid", False),
-    "InvalidQOS": ("the QOS is not valid", False),
-    "QOSTimeLimit": ("the time budget of the QOS is used up", None),
-    "QOSMaxWallDurationPerJobLimit": ("--time exceeds the limit of the QOS", False),
-    "QOSMax": (QOS_FULL, True),
-    "QOSGrp": ("all users together have reached the limit of the QOS", True),
-    "QOSUsageThreshold": ("usage is above the threshold of the QOS", True),
-    "QOSJobLimit": (QOS_FULL, True),
-    "AssocMaxWallDurationPerJobLimit": ("--time exceeds the limit of the account", False),
-    "AssocGrpBillingMinutes": ("the account's budget is used up", None),
-    "AssocGrpCPUMinutesLimit": ("the account's budget is used up", None),
-    "AssocGrpGRESMinutes": ("the account's budget is used up", None),
-    "AssocGrp": (ACCOUNT_FULL, True),
-    "AssocMax": (ACCOUNT_FULL, True),
-    "AssociationJobLimit": (ACCOUNT_FULL, True),
-    "DeadLine": ("its deadline cannot be met", False),
+# What codes mean, by whether waiting is enough. Of several that begin a code, the longest counts.
+_MEANINGS: dict[bool | None, dict[str, str]] = {
+    True: {
+        "Resources": "waiting for free nodes",
+        "Priority": "jobs with higher priority are ahead",
+        "None": "the scheduler has not considered it yet",
+        "Dependency": "waiting for another job",
+        "BeginTime": "its start time has not come yet",
+        "Licenses": "waiting for a license",
+        "Prolog": "the nodes are being prepared",
+        "ReqNodeNotAvail": "nodes are reserved, perhaps for maintenance; "
+        "a shorter --time may let it start",
+        "Reservation": "waiting for its reservation",
+        "QOSMax|QOSJobLimit": "your limit in this QOS is reached; "
+        "it starts when your other jobs end",
+        "QOSGrp": "all users together have reached the limit of the QOS",
+        "QOSUsageThreshold": "usage is above the threshold of the QOS",
+        "AssocGrp|AssocMax|AssociationJobLimit": "the account's limit is reached",
+    },
+    False: {
+        "DependencyNeverSatisfied": "can never start: the job that it waits for failed",
+        "ReservationInvalid": "its reservation is not valid; it will not start",
+        "ReservationDeleted": "its reservation was deleted; it will not start",
+        "PartitionTimeLimit": "--time exceeds the partition's limit; it will not start",
+        "PartitionNodeLimit": "requests more nodes than the partition allows; it will not start",
+        "PartitionConfig": "requests what the partition does not allow",
+        "BadConstraints": "no node can satisfy its request; it will not start",
+        "JobHeldUser": "held by you; release it: scontrol release JOB",
+        "JobHeldAdmin": "held by an administrator",
+        "JobHoldMaxRequeue": "held after too many requeues; release it: scontrol release JOB",
+        "launch failed requeued held": "its launch failed; release it: scontrol release JOB",
+        "AccountNotAllowed|Job's account not permitted": "the account may not use this partition",
+        "QOSNotAllowed|Job's QOS not permitted": "the QOS is not allowed here",
+        "InvalidAccount": "the account is not valid",
+        "InvalidQOS": "the QOS is not valid",
+        "QOSMaxWallDurationPerJobLimit": "--time exceeds the limit of the QOS",
+        "AssocMaxWallDurationPerJobLimit": "--time exceeds the limit of the account",
+        "DeadLine": "its deadline cannot be met",
+    },
+    None: {
+        "Constraints": "waiting for nodes with the requested features",
+        "PartitionDown": "the partition is down: it starts no jobs",
+        "PartitionInactive": "the partition is inactive: it starts no jobs",
+        "NodeDown": "a node that it needs is down",
+        "Nodes required for job are DOWN": "nodes that it needs are down, drained "
+        "or kept for jobs of another partition",
+        "QOSTimeLimit": "the time budget of the QOS is used up",
+        "AssocGrpBillingMin|AssocGrpCPUMin|AssocGrpGRESMin": "the account's budget is used up",
+    },
+}
+REASONS = {
+    code: (text, can_start)
+    for can_start, table in _MEANINGS.items()
+    for codes, text in table.items()
+    for code in codes.split("|")
 }
 
 

@@ -184,11 +184,8 @@ def ensure_pack(cache: Path, prefix: Path) -> Pack:
 
 def _write_tar(path: Path, prefix: Path) -> str:
     """Write the environment, with its bytecode; return the file's hash."""
-    tar_format = tarfile.GNU_FORMAT
-    with (
-        files.open_new(path) as file,
-        tarfile.open(fileobj=file, mode="w", format=tar_format) as tar,
-    ):
+    with files.open_new(path) as file, tarfile.open(fileobj=file, mode="w") as tar:
+        tar.format = tarfile.GNU_FORMAT
         tar.add(prefix, "env")
     digest = hashlib.sha256()
     with path.open("rb") as file:

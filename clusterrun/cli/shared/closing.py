@@ -1,22 +1,35 @@
-"""The block that ends `status`, `submit`, `logs -f` and `diagnose`: a failure, and what to do."""
+"""The end of a job: wait for it, and print a failure and what to do.
+
+`status`, `submit`, `logs -f` and `diagnose` end with this block.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
+import signal
 from collections.abc import Iterable, Iterator
 from itertools import chain, repeat
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
+
+import click
 
 from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared import output
-from clusterrun.cli.shared.job_text import cut, failure_lines, verdict_line
+from clusterrun.cli.shared.job_json import end_object
+from clusterrun.cli.shared.job_text import cut, failure_lines, lost_steps, verdict_line, warn_stuck
 from clusterrun.cli.shared.output import Command
+from clusterrun.cli.shared.progress_text import WaitLine
 from clusterrun.diagnosis.kinds import Retry
+from clusterrun.errors import Exit
 from clusterrun.rundir.outcome import Cause, Next, Outcome, ShortVerdict
+from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.durations import clock
 from clusterrun.shared.state import JobState
 from clusterrun.shared.wording import count
+from clusterrun.verbs.find import find_record
+from clusterrun.verbs.status import wait
 
 Row: TypeAlias = tuple[str, str]
 
@@ -95,9 +108,8 @@ def _lost(job: JobStatus, attempt: int) -> Iterator[Row]:
     if found is None or last is None or last.cause is Cause.COMPLETED:
         return
     if found.lost_steps:
-        about = f" (about {clock(found.lost_s)})" if found.lost_s is not None else ""
         saved = "" if last.checkpoint is None else f": the newest checkpoint is {last.checkpoint}"
-        yield "lost", f"{count(found.lost_steps, 'step')}{about}{saved}"
+        yield "lost", f"{lost_steps(found)}{saved}"
     elif last.checkpoint is None and last.is_handled:
         yield "ended", "in the script's own signal handler"
     elif last.checkpoint is None and last.step:
@@ -129,3 +141,69 @@ def _error_lines(
     alike = max(ranks, failure.alike if failure else 0)
     others = f"as on {count(alike - 1, 'other rank')}" if alike > 1 else ""
     yield from filter(None, (", ".join(filter(None, (place.replace(project, "", 1), others))),))
+
+
+# Wait for the end of a submitted job: `submit`, `resume`, `resubmit`
+
+
+def await_end(record: JobRecord, data: dict[str, Any] | None, *, follow: bool) -> int:
+    """Follow or wait for a job, and return its own exit status; 1 if it has none and failed.
+
+    `data` is of its submission: for JSON, one object is printed at the end, also after Ctrl-C.
+    """
+    _pass_warnings_on(record)
+    how_to_end = f"  to end it, run: clusterrun cancel --checkpoint {record.job_id}"
+    if follow and _follow(record) == Exit.INTERRUPTED:
+        output.say(how_to_end)
+        return Exit.INTERRUPTED
+    end: dict[str, Any] = {}
+    try:
+        ended = wait(record, stuck=warn_stuck, rest=WaitLine().rest)
+        end = end_object(ended)
+    except KeyboardInterrupt:
+        output.say_interrupted(f"job {record.job_id} keeps running")
+        output.say(how_to_end)
+        raise
+    finally:
+        if data is not None:
+            output.answer_json({**data, **end})
+    if not follow:  # `logs` has printed the end
+        say_end(f"job {record.job_id}", ended)
+    if ended.exit_signal and not ended.exit_code:
+        return 128 + ended.exit_signal
+    return ended.exit_code or (Exit.OK if ended.state.is_success else Exit.FAILED)
+
+
+def _pass_warnings_on(record: JobRecord) -> None:
+    """In an allocation, have the ranks save when its scheduler warns this process."""
+    if record.cluster.scheduler.outlives_shell:
+        return
+    from clusterrun.backends.hosts.backend import HostsBackend  # slow to import
+
+    backend = HostsBackend(runs_dir=record.runs_dir)
+    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
+        signal.signal(number, lambda *_: backend.signal(record.job_id, signal.SIGUSR2))
+
+
+def _follow(record: JobRecord) -> int:
+    """Print the logs as `logs --follow` does, of a resumed run those of the next attempt.
+
+    Ctrl-C does not end the job.
+    """
+    from clusterrun.cli import logs
+
+    newest = record.paths.newest_attempt()
+    is_over = bool(newest) and record.paths.earlier_end(newest).exists()
+    args = ["--follow", *["-n", "0"] * is_over, record.run_dir]
+    with logs.command.make_context("logs", args, parent=click.get_current_context()) as inner:
+        status: int = logs.command.invoke(inner)
+    return status
+
+
+@click.command()
+@click.option("--follow", is_flag=True)
+@click.option("--json", "submission", help="the object to complete")
+def command(*, follow: bool, submission: str | None) -> int:
+    """Follow or wait for a run that another machine has forwarded, and exit with its status."""
+    output.session.json = submission is not None
+    return await_end(find_record(), json.loads(submission or "null"), follow=follow)

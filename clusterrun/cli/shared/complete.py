@@ -44,7 +44,7 @@ def one_of(words: Sequence[str]) -> Completer:
 
 def keys(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Offer keys and sections of the configuration."""
-    from clusterrun.config.keys import BY_KEY, SECTIONS
+    from clusterrun.config.spec import BY_KEY, SECTIONS
 
     sections = ((name, "all keys of the section") for name in SECTIONS)
     return _matching([*((key, each.help) for key, each in BY_KEY.items()), *sections], incomplete)
@@ -52,7 +52,7 @@ def keys(_: click.Context, __: click.Parameter, incomplete: str) -> list[Complet
 
 def assignments(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Offer `KEY=`."""
-    from clusterrun.config.keys import BY_KEY
+    from clusterrun.config.spec import BY_KEY
 
     offered = (
         (f"{key}." if each.kind == "mapping" else f"{key}=", each.help)

@@ -14,7 +14,7 @@ from itertools import takewhile
 from typing import Final
 
 from clusterrun.backends.hosts import homes, openssh
-from clusterrun.backends.local.job_ids import last_number, remember_number
+from clusterrun.backends.local.backend import last_number, remember_number
 from clusterrun.errors import ElsewhereError, Exit, UsageError
 from clusterrun.verbs import find
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from datetime import datetime, timezone
 from typing import Any
 
 from clusterrun.backends.evidence import AttemptSummary
-from clusterrun.backends.slurm.reasons import PendingReason
+from clusterrun.backends.slurm.reasons import Fact, Outlook, PendingReason, Sooner
 from clusterrun.backends.status import JobStatus
-from clusterrun.cli.shared.job_text import nodelist, timestamp
-from clusterrun.cli.shared.progress_text import eta_s, output_age_s, startup_object, usage_object
-from clusterrun.cli.shared.wait_text import outlook_object
+from clusterrun.cli.shared.job_text import command, fact_text, nodelist
+from clusterrun.cli.shared.progress_text import eta_s, output_age_s
 from clusterrun.rundir.outcome import Outcome
+from clusterrun.rundir.startup import Startup
 from clusterrun.shared.hostlist import named
 
 _OF_RECORD = ("name", "run_id", "nodes", "world_size", "earlier_job_ids", "chained_job_ids")
@@ -21,7 +23,7 @@ def job_object(job: JobStatus) -> dict[str, Any]:
     """Describe a job for JSON; null is unknown."""
     record = job.record
     pending = job.pending or PendingReason(code=job.reason, text=job.reason, can_start=None)
-    said = {"code": pending.code, "text": pending.text, "can_start": pending.can_start}
+    said = {name: getattr(pending, name) for name in ("code", "text", "can_start")}
     return {
         "job_id": record.job_id or None,
         **{name: getattr(record, name) for name in _OF_RECORD},
@@ -71,15 +73,16 @@ def end_object(job: JobStatus) -> dict[str, Any]:
 
 
 def _failure(failure: Outcome) -> dict[str, Any]:
+    verdict = failure.verdict
     return {
         "rank": failure.rank,
         "node": failure.node or None,
         "code": failure.code,
         "signal": failure.signal or None,
         "message": failure.message or failure.reason,
-        "class": failure.verdict.cause if failure.verdict else None,
-        "means": failure.verdict.means if failure.verdict else None,
-        "status": failure.verdict.status.value if failure.verdict else None,
+        "class": verdict.cause if verdict else None,
+        "means": verdict.means if verdict else None,
+        "status": verdict.status.value if verdict else None,
     }
 
 
@@ -100,3 +103,67 @@ def attempt_object(attempt: AttemptSummary) -> dict[str, Any]:
         "exclude": outcome.exclude if outcome else (),
         "startup": startup_object(attempt.startup),
     }
+
+
+def usage_object(job: JobStatus) -> list[dict[str, Any]]:
+    """Describe what is used on each node for JSON; null is unknown."""
+    data = []
+    for node, sample in job.usage.items():
+        told = {**vars(sample), "ranks": {str(rank): used for rank, used in sample.ranks}}
+        told["gpus"] = [vars(gpu) for gpu in sample.gpus]
+        told["alerts"] = [
+            {"kind": each.kind.value, "gpu": each.gpu, "since": timestamp(each.at)}
+            for each in sample.alerts
+        ]
+        del told["attempt"]
+        age_s = round(max(0.0, time.time() - told.pop("at")), 1)
+        data.append({"node": node, "sampled": timestamp(sample.at), "age_s": age_s, **told})
+    return data
+
+
+def startup_object(startup: Startup | None) -> dict[str, Any] | None:
+    """Describe a start for JSON; null is unknown."""
+    if startup is None:
+        return None
+    return {
+        "is_restart": startup.is_restart,
+        "not_forked": startup.not_forked or None,
+        "total_s": round(startup.total_s, 3),
+        "phases": [
+            {"phase": phase.value, "seconds": round(taken, 3)} for phase, taken in startup.phases
+        ],
+    }
+
+
+def outlook_object(job: JobStatus) -> dict[str, Any]:
+    """Describe the facts and the changes for JSON; both are empty unless they were asked for."""
+    outlook = job.outlook or Outlook()
+    facts = [
+        {
+            **_described(fact),
+            "text": fact_text(fact),
+            "uses": {use.name.lower(): number for use, number in fact.uses},
+            "start": timestamp(fact.start),
+            "end": timestamp(fact.end),
+        }
+        for fact in outlook.facts
+    ]
+    sooner = [{"kind": x.kind, **_described(x), "command": command(x, job)} for x in outlook.sooner]
+    return {"facts": facts, "sooner": sooner}
+
+
+def _described(what: Fact | Sooner) -> dict[str, Any]:
+    """Return the fields; an empty text is unknown, as is None."""
+    return {name: None if value == "" else value for name, value in vars(what).items()}
+
+
+def timestamp(epoch_s: float | None) -> str | None:
+    """Write a time as RFC 3339 in UTC.
+
+    >>> timestamp(0.25), timestamp(None)
+    ('1970-01-01T00:00:00.250Z', None)
+    """
+    if epoch_s is None:
+        return None
+    then = datetime.fromtimestamp(epoch_s, timezone.utc)
+    return then.isoformat(timespec="milliseconds").replace("+00:00", "Z")

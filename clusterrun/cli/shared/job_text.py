@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime, timezone
+from datetime import datetime
 
+from clusterrun.backends.evidence import AttemptSummary
+from clusterrun.backends.slurm.reasons import Fact, FactKind, Sooner
 from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared import output
 from clusterrun.diagnosis.kinds import Certainty
 from clusterrun.errors import UsageError
 from clusterrun.rundir.outcome import Cause, Outcome, ShortVerdict
 from clusterrun.rundir.record import JobRecord, count_namesakes
+from clusterrun.shared.durations import clock
 from clusterrun.shared.hostlist import fold_hosts, fold_ranks, parse_hostlist
+from clusterrun.shared.wording import count
 from clusterrun.verbs.find import FORWARDED, is_elsewhere, locate, refuse_elsewhere
 
 BRIEF_LETTERS = 100
+SECONDS_A_DAY = 86400
 SHOWN_LETTERS = 200
 _TRACEBACK = "Traceback (most recent call last):"
 
@@ -51,6 +57,18 @@ def locate_announced(job: str | None) -> JobRecord:
 def failure_text(failure: Outcome) -> str:
     """Name the failure that ended an attempt, on one line."""
     return " ".join(" ".join(failure_lines(failure)).split())
+
+
+def how_it_ended(outcome: Outcome, why: str = "") -> str:
+    """Return why an attempt ended, or its cause, and at which step."""
+    how = why or outcome.cause.value.replace("_", " ")
+    return how if outcome.step is None else f"{how} at step {outcome.step}"
+
+
+def lost_steps(attempt: AttemptSummary) -> str:
+    """Return how many steps were lost, and about how much time."""
+    about = f" (about {clock(attempt.lost_s)})" if attempt.lost_s is not None else ""
+    return f"{count(attempt.lost_steps or 0, 'step')}{about}"
 
 
 def failure_lines(failure: Outcome) -> list[str]:
@@ -133,9 +151,6 @@ def nodelist(job: JobStatus) -> str:
         return job.nodelist
 
 
-SECONDS_A_DAY = 86400
-
-
 def local_time(epoch_s: float) -> str:
     """Write a moment in local time, without the day if it is less than half a day away."""
     then = datetime.fromtimestamp(epoch_s)
@@ -143,13 +158,72 @@ def local_time(epoch_s: float) -> str:
     return f"{then:%H:%M}" if is_near else f"{then:%Y-%m-%d %H:%M}"
 
 
-def timestamp(epoch_s: float | None) -> str | None:
-    """Write a time as RFC 3339 in UTC.
+# Why it waits
 
-    >>> timestamp(0.25), timestamp(None)
-    ('1970-01-01T00:00:00.250Z', None)
+
+def facts(job: JobStatus) -> list[str]:
+    """Return a sentence for each fact about a wait."""
+    return [fact_text(fact) for fact in job.outlook.facts] if job.outlook else []
+
+
+def fact_text(fact: Fact) -> str:
+    """Return one fact in words, with the request and the limit."""
+    where = f"partition '{fact.partition}'"
+    with_gpus = f" with {fact.detail} GPUs" if fact.detail else ""
+    asked = f"{count(fact.asked or 0, 'node')}{with_gpus}"
+    if fact.kind is FactKind.NODES:
+        uses = ", ".join(f"{number} {use.value}" for use, number in fact.uses)
+        return f"needs {asked}; {where} has {fact.limit}: {uses}"
+    if fact.kind is FactKind.NODES_OUT:
+        reason = f": {fact.detail}" if fact.detail else ""
+        are = "are" if {*"[,"} & {*fact.nodes} else "is"
+        return f"{fact.nodes} {are} {fact.state}{reason}"
+    if fact.kind is FactKind.RESERVATION:
+        kind = f"{fact.state} reservation" if fact.state else "reservation"
+        nodes = f" of {fact.nodes}" if fact.nodes else ""
+        span = f"from {local_time(fact.start or 0)} to {local_time(fact.end or 0)}"
+        return f"{kind} '{fact.detail}'{nodes}: {span}"
+    if fact.kind is FactKind.TOO_LONG:
+        asked = "no --time" if fact.asked is None else f"--time {clock(fact.asked)}"
+        return f"{asked}, {where} allows {clock(fact.limit or 0)}"
+    return f"{asked} requested, {where} offers at most {fact.limit}"
+
+
+def sooner(job: JobStatus) -> list[str]:
+    """Return what may start sooner, each with its command; at the end, how to drop this job."""
+    changes = job.outlook.sooner if job.outlook else ()
+    lines = [f"{_why(change)}: {command(change, job)}" for change in changes]
+    if lines and not job.has_checkpoint:
+        lines.append(
+            f"that starts a new run; to drop this job: clusterrun cancel {job.record.job_id}"
+        )
+    return lines
+
+
+def _why(change: Sooner) -> str:
+    if change.idle is None:
+        return f"with a time limit of {clock(change.limit_s or 0)}"
+    are = f"{count(change.idle, 'node')} {'is' if change.idle == 1 else 'are'} idle now"
+    where = f" in partition '{change.partition}'" if change.partition else ""
+    limit = f", for at most {clock(change.limit_s)}" if change.limit_s else ""
+    return f"{are}{where}{limit}"
+
+
+def command(change: Sooner, job: JobStatus) -> str:
+    """Return the command that requests the change.
+
+    `resubmit` trains from the first step, so a run with a checkpoint is resumed instead.
     """
-    if epoch_s is None:
-        return None
-    then = datetime.fromtimestamp(epoch_s, timezone.utc)
-    return then.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    limit = clock(change.limit_s) if change.limit_s else ""
+    given = {"--partition": change.partition, "--nodes": change.nodes, "--time": limit}
+    options = shlex.join(x for name, value in given.items() if value for x in (name, str(value)))
+    name = job.record.job_id
+    if job.has_checkpoint:
+        return f"clusterrun cancel {name} && clusterrun resume {name} {options}"
+    return f"clusterrun resubmit {name} {options}"
+
+
+def warn_stuck(job: JobStatus) -> None:
+    """Warn about a job that will not start unless somebody changes something."""
+    notes = (*facts(job), f"to end it, run: clusterrun cancel {job.record.job_id}")
+    output.warn(f"job {job.record.job_id} is pending: {where_or_why(job)}", notes=notes)

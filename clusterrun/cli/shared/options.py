@@ -19,9 +19,12 @@ from clusterrun.cli.shared.help import (
     GroupedOption,
     under,
 )
-from clusterrun.cli.shared.misplaced import refuse_misplaced
 from clusterrun.cli.shared.output import CONFIRM_ABOVE_NODES
-from clusterrun.cli.shared.spellings import refuse_launcher_module, refuse_other_program
+from clusterrun.cli.shared.spellings import (
+    refuse_launcher_module,
+    refuse_misplaced,
+    refuse_other_program,
+)
 from clusterrun.config.fields import Field, Kind
 from clusterrun.config.load import Given
 from clusterrun.config.settings import BUILT_IN, Resolved
@@ -63,7 +66,7 @@ class JobOptions(NamedTuple):
 
         Raises UsageError for an invalid value, here or in a file.
         """
-        from clusterrun.verbs.config import load_spec
+        from clusterrun.verbs.render import load_spec
 
         resolved = load_spec(
             self.flags,
@@ -325,12 +328,9 @@ def _entry(words: Sequence[str], *, has_module: bool) -> dict[str, Any]:
     if not words:
         return {}
     if has_module or words[0].startswith("-"):
-        return {"args": Given(value=tuple(words), flag="")}
+        return {"args": Given(tuple(words))}
     args = words[2:] if words[1:2] == ("--",) else words[1:]
-    return {
-        "script": Given(value=words[0], flag=""),
-        "args": Given(value=tuple(args), flag=""),
-    }
+    return {"script": Given(words[0]), "args": Given(tuple(args))}
 
 
 def as_options(setup: Setup) -> str:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any
 
 from clusterrun.backends.evidence import ProgressSource, TrainingProgress, read_evidence
 from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared import output
-from clusterrun.cli.shared.job_text import timestamp, where_or_why
-from clusterrun.rundir.record import JobRecord
-from clusterrun.rundir.startup import Phase, Startup
+from clusterrun.cli.shared.job_text import where_or_why
+from clusterrun.rundir.startup import Phase
 from clusterrun.rundir.usage import percent, share_text
 from clusterrun.shared.durations import clock
 from clusterrun.shared.state import JobState
@@ -81,24 +79,6 @@ def _worst(what: str, rows: list[tuple[int | None, int | None, str]]) -> str:
     return f"{what} {share_text(used, limit)}{f' ({where})' * (len(rows) > 1)}" * bool(known)
 
 
-def usage_object(job: JobStatus) -> list[dict[str, Any]]:
-    """Describe what is used on each node for JSON; null is unknown."""
-    data = []
-    for node, sample in job.usage.items():
-        told = {
-            name: value for name, value in vars(sample).items() if name not in ("at", "attempt")
-        }
-        age_s = round(max(0.0, time.time() - sample.at), 1)
-        alerts = [
-            {"kind": each.kind.value, "gpu": each.gpu, "since": timestamp(each.at)}
-            for each in sample.alerts
-        ]
-        told |= {"ranks": {str(rank): used for rank, used in sample.ranks}, "alerts": alerts}
-        told |= {"gpus": [vars(gpu) for gpu in sample.gpus]}
-        data.append({"node": node, "sampled": timestamp(sample.at), "age_s": age_s, **told})
-    return data
-
-
 SHOWN_S = 0.05  # a shorter phase is not named
 _UNTIL = {
     Phase.LAUNCHER: "until the ranks started",
@@ -130,20 +110,6 @@ def seconds(span_s: float) -> str:
     if span_s >= 99.5:
         return clock(span_s + 0.5)
     return f"{span_s:.0f} s" if span_s >= 9.95 else f"{span_s:.1f} s"
-
-
-def startup_object(startup: Startup | None) -> dict[str, Any] | None:
-    """Describe a start for JSON; null is unknown."""
-    if startup is None:
-        return None
-    return {
-        "is_restart": startup.is_restart,
-        "not_forked": startup.not_forked or None,
-        "total_s": round(startup.total_s, 3),
-        "phases": [
-            {"phase": phase.value, "seconds": round(taken, 3)} for phase, taken in startup.phases
-        ],
-    }
 
 
 TICK_S = 1.0
@@ -178,21 +144,21 @@ class WaitLine:
         if now < self._due_at or not output.can_move():
             return
         if now >= self._read_at:
-            why = where_or_why(job) * bool(job.pending)
-            self._text = activity(job.record, job.state, why, job.progress)
-            self._read_at = now + READ_S
+            self._text, self._read_at = activity(job), now + READ_S
         if (doing := self._text.partition(":")[0]) != self._doing:
             self._doing, self._since = doing, now
         self._due_at = now + TICK_S / 2
         output.move(self._text, now - self._since)
 
 
-def activity(record: JobRecord, state: JobState, why: str, progress: TrainingProgress) -> str:
+def activity(job: JobStatus) -> str:
     """Return what a job does; the files of a run show sooner than its scheduler that it starts."""
+    record, state, progress = job.record, job.state, job.progress
     found, paths = read_evidence(record.paths), record.paths
     has_begun = bool(found.attempt) and not paths.outcome(found.attempt).exists()
     may_start = has_begun and state in (JobState.PENDING, JobState.CONFIGURING)
     if not (may_start or state is JobState.RUNNING):
+        why = where_or_why(job) if job.pending else ""
         return ": ".join(filter(None, (state.value.lower(), why)))
     reached = found.reached if has_begun else None
     if reached in _NEXT and progress.step is None and progress.output_at is None:

@@ -27,7 +27,6 @@ from clusterrun.advice.question import question_of
 from clusterrun.backends.evidence import Evidence, read_evidence
 from clusterrun.backends.status import JobStatus, with_usage
 from clusterrun.cli.shared import output
-from clusterrun.cli.shared.fitting import width_of
 from clusterrun.cli.shared.job_text import failure_text, where_or_why
 from clusterrun.cli.shared.progress_text import (
     activity,
@@ -40,8 +39,7 @@ from clusterrun.cli.shared.progress_text import (
 from clusterrun.diagnosis.training import losses_in
 from clusterrun.errors import ClusterrunError
 from clusterrun.estimates.estimate import estimate
-from clusterrun.logs.files import find_files
-from clusterrun.logs.sources import OVERVIEW, sources_of
+from clusterrun.logs.sources import OVERVIEW, find_files, sources_of
 from clusterrun.logs.tail import find_newest
 from clusterrun.logs.text import clock_time, readable, strip_controls
 from clusterrun.logs.views import source_name
@@ -52,7 +50,7 @@ from clusterrun.shared.hostlist import fold_hosts, natural_key
 from clusterrun.shared.own_modules import module_argv
 from clusterrun.shared.state import JobState
 from clusterrun.shared.wording import count
-from clusterrun.verbs.changes import configuration
+from clusterrun.verbs.find import configuration
 from clusterrun.verbs.status import wait
 
 _KEYS: Final = "[l]ogs [e]rrors [s]tacks [c]heckpoint and end [x] cancel [q]uit"
@@ -132,8 +130,7 @@ def _answers(job: JobStatus, nodes: Mapping[str, Badness]) -> list[Text]:
         return [_line(text, "yellow" if runs else "red") for text in wrong]
     if runs and (nodes or job.progress.step is not None):
         return [_line("all well", "green")]
-    why = where_or_why(job) * bool(job.pending)
-    return [_line(activity(job.record, job.state, why, job.progress), "yellow")]
+    return [_line(activity(job), "yellow")]
 
 
 def _warnings(job: JobStatus, nodes: Mapping[str, Badness]) -> Iterator[str]:
@@ -271,7 +268,7 @@ _COMMANDS: Final = {
 
 def print_screen(job: JobStatus) -> None:
     """Print the screen once; on a terminal, no line is longer than its width."""
-    width = width_of(sys.stdout)
+    width = output.width_of(sys.stdout)
     console = Console(force_terminal=True, color_system="standard", width=width or 10_000)
     with console.capture() as text:
         console.print(screen(job, planned(job.record), width or 80))

@@ -14,12 +14,11 @@ from clusterrun.errors import ElsewhereError, Exit
 from clusterrun.launch.plan import Plan
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.wording import count
-from clusterrun.verbs.check import place
-from clusterrun.verbs.render import Prepared
+from clusterrun.verbs.render import Prepared, place
 
 if TYPE_CHECKING:
     from clusterrun.cli.shared.options import HowToAnswer
-    from clusterrun.verbs.changes import Changed
+    from clusterrun.verbs.resume import Changed
 
 Warnings = list[dict[str, str]]
 
@@ -132,13 +131,13 @@ def answer_and_wait(record: JobRecord, data: dict[str, Any], asked: HowToAnswer)
             output.note("the job ends with this allocation; at the end of a script, use --wait")
         if record.cluster.scheduler.reads_sbatch and record.nodes > _FEW_NODES:
             # Such as for more nodes than a partition has.
-            from clusterrun.cli.shared.wait_text import warn_stuck
+            from clusterrun.cli.shared.job_text import warn_stuck
             from clusterrun.verbs.status import stuck_now
 
             if (job := stuck_now(record)) is not None:
                 warn_stuck(job)
         return Exit.OK
-    from clusterrun.cli.shared.waiting import await_end  # most submissions need none of it
+    from clusterrun.cli.shared.closing import await_end  # most submissions need none of it
     from clusterrun.verbs.find import refuse_elsewhere
 
     try:
@@ -188,5 +187,4 @@ def submission_object(
 
 def changes_object(changed: Changed) -> dict[str, Any]:
     """Describe the settings that differ, and the nodes that are excluded."""
-    changes = [{"key": c.key, "old": c.old, "new": c.new} for c in changed.changes]
-    return {"changes": changes, "excluded": list(changed.excluded)}
+    return {"changes": [vars(c) for c in changed.changes], "excluded": list(changed.excluded)}

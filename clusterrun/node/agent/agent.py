@@ -13,13 +13,11 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
-from clusterrun.node.agent.answers import NodeAnswers
 from clusterrun.node.agent.journal import Journal
-from clusterrun.node.agent.launcher import LauncherResult, NodeLauncher
-from clusterrun.node.agent.preparation import (
-    check_descriptors,
+from clusterrun.node.agent.launcher import (
+    LauncherResult,
+    NodeLauncher,
     launcher_of,
-    node_report,
     prepare_launch,
 )
 from clusterrun.node.base.causes import (
@@ -31,22 +29,25 @@ from clusterrun.node.base.causes import (
     cancelled,
 )
 from clusterrun.node.base.identity import Attempt
-from clusterrun.node.base.processes import kill_descendants, reap_adopted
+from clusterrun.node.base.processes import how_ended, kill_descendants, reap_adopted
 from clusterrun.node.base.report import LaunchParameters, Report
 from clusterrun.node.base.tasks import SharedDisk, guarded
 from clusterrun.node.forge.handle import Forge
 from clusterrun.node.forward.forward import Forwarder
+from clusterrun.node.forward.leftovers import pack
 from clusterrun.node.forward.spool import Spool
 from clusterrun.node.link.clock import Clock
 from clusterrun.node.link.handshake import Realm
 from clusterrun.node.link.member import Member, Place
+from clusterrun.node.link.questions import Answerer
+from clusterrun.node.watch import interruption, stacks
 from clusterrun.node.watch.notes import NodeNotes
-from clusterrun.node.watch.preflight import NodeChecks
+from clusterrun.node.watch.preflight import NodeChecks, check_descriptors, node_report
 from clusterrun.node.watch.ranks import Ranks
 from clusterrun.node.watch.usage import Sampler
 from clusterrun.rundir.startup import STAGED_AT
 from clusterrun.rundir.usage import Alert, Sample, alert_texts
-from clusterrun.shared.control_page import ControlPage
+from clusterrun.shared.control_page import ControlPage, Joining
 from clusterrun.shared.files import size_of
 from clusterrun.shared.hostlist import fold_hostlist
 
@@ -83,8 +84,17 @@ class Agent:
         self._journal = Journal(attempt, forwarder, clock)
         self._checks = NodeChecks(attempt.plan, is_head=attempt.who.is_first)
         self._notes = NodeNotes(attempt, self._checks)
-        self._answers = NodeAnswers(attempt, spool, page, self._disk)
-        self._link: Member | None = None
+        self._ranks = Ranks(
+            spool=spool,
+            node=attempt.who.node,
+            launched=lambda: self._launcher.ranks if self._is_running else {},
+            happened=self._rank_event,
+            failed=self._rank_failed,
+        )
+        signals_ranks = bool(attempt.plan.cluster.scheduler.signals_ranks)
+        self._own = interruption.OwnSignals(page=page, pids=self._pids, is_in_step=signals_ranks)
+        self._link: Member
+        self._launcher: NodeLauncher  # while it `_is_running`
         self.was_warned = self._was_signalled = self._is_stuck = False
         self._is_running = self._is_resting = False
         self.next_attempt, self.may_rest = 0, True
@@ -94,7 +104,7 @@ class Agent:
     @property
     def unawaited(self) -> list[int]:
         """Child processes that may be stuck in the kernel."""
-        return self._notes.pids
+        return [*(self._notes.gpus.pids if self._notes.gpus else []), *self._checks.pids]
 
     @property
     def orphaned_by(self) -> Ending | None:
@@ -104,21 +114,17 @@ class Agent:
     def end(self) -> None:
         """End the job on all nodes, after a checkpoint if the ranks can write one."""
         self._was_signalled = True
-        if self._is_resting and self._link is not None:
+        if self._is_resting:
             self._link.end_rest()
-        elif (
-            self._is_running
-            and self._link is not None
-            and (self._page.is_used or self._answers.own.are_caught)
-        ):
+        elif self._is_running and (self._page.is_used or self._own.are_caught):
             self._link.tell("interrupt")
         else:
             self._cancelled.set()
 
     def warn(self) -> None:
         """Handle a warning signal: a request was written, or the time limit is near."""
-        if self._link is not None and self._is_running:
-            self._link.tell("warned", are_caught=self._answers.own.are_caught)
+        if self._is_running:
+            self._link.tell("warned", are_caught=self._own.are_caught)
         self.was_warned = True
 
     async def run(self) -> int:
@@ -132,7 +138,7 @@ class Agent:
     async def _run(self) -> int:
         asyncio.get_running_loop().set_exception_handler(self._journal.task_failed)
         self._journal.event("started", **self._about())
-        link = self._link = Member(
+        self._link = Member(
             self._who,
             Realm(paths=self._attempt.paths, attempt=self._attempt.number),
             self._place,
@@ -140,21 +146,21 @@ class Agent:
             self._journal.clock,
             self._journal.clock_compared,
             self._journal.told,
-            self._answers.answerers(),
+            self._answerers(),
             self._disk,
         )
         report = asyncio.ensure_future(self._report())
         try:
-            parameters = await guarded(link.meet(report), self._raise_when_cancelled())
+            parameters = await guarded(self._link.meet(report), self._raise_when_cancelled())
         except NodeError as error:
-            return await self._refused(link, error)
+            return await self._refused(error)
         finally:
             report.cancel()
         met = vars(parameters)
         self._journal.event("rendezvous", **{n: v for n, v in met.items() if n != "variables"})
         if self._who.is_first:
             self._journal.say_where(self._plan, parameters)
-        return await self._train(link, parameters)
+        return await self._train(parameters)
 
     def _about(self) -> dict[str, Any]:
         who = self._who
@@ -173,7 +179,8 @@ class Agent:
 
     async def _report(self) -> Report:
         """Return this node's report; the first node also prepares how all ranks are launched."""
-        preparing = asyncio.ensure_future(self._prepare_launch())
+        preparation = prepare_launch(self._attempt, self._spool, self._forge, self._journal)
+        preparing = asyncio.ensure_future(preparation)
         checking = asyncio.ensure_future(self._checks.report())
         check_descriptors(self._attempt)
         report = await self._disk.do(partial(node_report, self._plan, self._who))
@@ -185,115 +192,97 @@ class Agent:
             report, checks=checks, facts=self._checks.facts, port=port, variables=variables
         )
 
-    async def _prepare_launch(self) -> tuple[int, Mapping[str, str]]:
-        if not self._who.is_first:
-            return 0, {}
-        return await prepare_launch(self._attempt, self._spool, self._forge, self._journal)
-
-    async def _refused(self, link: Member, error: NodeError) -> int:
-        """Report that this node cannot take part; to the user if the conductor is lost."""
-        ending = Ending.refused(error)
-        if link.has_lost_conductor:
-            self._lost_by = ending
-        elif not error.is_told:
+    async def _refused(self, error: NodeError) -> int:
+        """Report that this node cannot take part."""
+        if not error.is_told:
             about: Any = {"code": error.code, "cause": error.cause, "message": error.message}
-            link.report_failure(Failure(node=self._who.node, **about))
-        await link.close()
-        return self._ended(ending, tell=link.has_lost_conductor)
+            self._link.report_failure(Failure(node=self._who.node, **about))
+        await self._link.close()
+        return self._ended(Ending.refused(error))
 
-    async def _train(self, link: Member, parameters: LaunchParameters) -> int:
-        ranks = self._answers.ranks = Ranks(
-            spool=self._spool,
-            node=self._who.node,
-            happened=self._rank_event,
-            failed=partial(self._rank_failed, link),
-        )
-        self._is_running = True
-        if self.was_warned:
-            self.warn()
-        launcher = launcher_of(
+    async def _train(self, parameters: LaunchParameters) -> int:
+        self._launcher = launcher_of(
             self._attempt, parameters, self._spool, self._forge, self._journal.say_not_forked
         )
         self._notes.launching()
         sampler = self._sampler()
-        launcher.start()
+        self._launcher.start()
         sampler.start()
+        self._is_running = True
+        if self.was_warned:
+            self.warn()
         try:
-            ending = await guarded(link.ending(), self._watch(launcher, ranks, link))
+            ending = await guarded(self._link.ending(), self._watch())
         finally:
             sampler.stop()
-        noting = asyncio.ensure_future(self._notes.notes(ending, ranks.by_pid))
+        noting = asyncio.ensure_future(self._notes.notes(ending, self._ranks.by_pid))
         await asyncio.sleep(0)  # it first lists the processes
-        await self._terminate(launcher, ranks)
+        await self._terminate()
         for note in await noting:
             self._journal.event("note", note=asdict(note))
             self._journal.say(str(note), tell=False)
-        self._kill(launcher, ranks)
-        code = self._ended(ending, tell=link.has_lost_conductor)
-        if link.has_lost_conductor:
-            self._lost_by = ending
-            await link.close()
+        self._kill()
+        code = self._ended(ending)
+        if self._link.has_lost_conductor:
+            await self._link.close()
         else:
-            self.next_attempt = await self._leave(link, ending)
+            self.next_attempt = await self._leave(ending)
         return code
 
     def _sampler(self) -> Sampler:
         loop = asyncio.get_running_loop()
-
-        def alerted(alerts: Sequence[Alert], sample: Sample) -> None:
-            for each in alerts:
-                self._journal.event("alert", kind=each.kind.value, gpu=each.gpu)
-            for text in alert_texts(alerts, sample):
-                self._journal.say(text, tell=False)
-
         return Sampler(
             attempt=self._attempt,
             gpus=self._notes.gpus,
-            pids=lambda: self._answers.pids,
+            pids=lambda: self._ranks.pids,
             now_s=self._journal.now_s,
-            alerted=lambda new, each: loop.call_soon_threadsafe(alerted, new, each),
+            alerted=lambda new, each: loop.call_soon_threadsafe(self._alerted, new, each),
             say=self._journal.forwarder.say,
         )
 
+    def _alerted(self, alerts: Sequence[Alert], sample: Sample) -> None:
+        for each in alerts:
+            self._journal.event("alert", kind=each.kind.value, gpu=each.gpu)
+        for text in alert_texts(alerts, sample):
+            self._journal.say(text, tell=False)
+
     # While the ranks run
 
-    async def _watch(self, launcher: NodeLauncher, ranks: Ranks, link: Member) -> None:
+    async def _watch(self) -> None:
         """Watch ranks and launcher, and report how they ended."""
+        ranks, launcher = self._ranks, self._launcher
         while not self._cancelled.is_set():
             ranks.look()
-            self._answers.own.look()
-            reap_adopted(
-                besides={*launcher.pids, *ranks.pids.values(), *self._answers.own.witnesses}
-            )
-            self._tell_progress(link, ranks)
+            self._own.look()
+            reap_adopted(besides={*launcher.pids, *ranks.pids.values(), *self._own.witnesses})
+            self._tell_progress()
             # A launcher takes another second to exit after its last rank.
             if ranks.ended_well == self._plan.procs_per_node:
-                link.report_done(has_left=self._page.has_left)
+                self._launcher_ended(LauncherResult(code=0, last_line=""))
                 break
-            result = launcher.result()
-            if result is not None:
-                self._launcher_ended(result, ranks, link)
+            if (result := launcher.result()) is not None:
+                self._launcher_ended(result)
                 break
             await asyncio.sleep(TICK_S)
         await self._cancelled.wait()
-        link.report_failure(cancelled(self._who.node))
+        self._link.report_failure(cancelled(self._who.node))
 
-    def _tell_progress(self, link: Member, ranks: Ranks) -> None:
+    def _tell_progress(self) -> None:
         """Report now and then, from the first node, how far its ranks are."""
         now = time.monotonic()
         if not self._who.is_first or now < self._told_at + PROGRESS_S:
             return
         self._told_at = now
-        link.tell(
+        self._link.tell(
             "progress",
             calls=sum(map(self._page.calls, self._page.ranks)),
             printed=sum(size_of(output.path) for output in self._spool.outputs()),
-            ended_well=ranks.ended_well,
+            ended_well=self._ranks.ended_well,
         )
 
     def _rank_event(self, event: dict[str, Any]) -> None:
         kind = event.get("type")
-        if self._who.is_first and self._link is not None:
+        if self._who.is_first:
             # Not what the script reports beside: it may be too long for a message.
             self._link.tell("rank_event", event={n: event[n] for n in OF_EVENT if n in event})
         if kind == "alive":  # too many for the file, where the last steps must be found
@@ -302,58 +291,104 @@ class Agent:
             event.setdefault("device", self._plan.device.value)
         self._journal.of_rank(event)
 
-    def _rank_failed(self, link: Member, failure: Failure) -> None:
+    def _rank_failed(self, failure: Failure) -> None:
         """Report how a rank failed; the forge is to blame for ranks that were killed with it."""
         forge = self._forge
         if forge and forge.pids and forge.is_dead and failure.signal == signal.SIGKILL:
             text = f"the forge {forge.how_ended()}; its ranks were killed with it"
             failure = replace(failure, rank=None, cause=Cause.LAUNCHER, message=text)
-        link.report_failure(failure)
+        self._link.report_failure(failure)
 
-    def _launcher_ended(self, result: LauncherResult, ranks: Ranks, link: Member) -> None:
-        ranks.look()
-        ranks.settle_by_launcher(result.failures)
-        if ranks.have_failed:
+    def _launcher_ended(self, result: LauncherResult) -> None:
+        self._ranks.look()
+        self._ranks.settle_by_launcher(result.failures)
+        if self._ranks.have_failed:
             return
-        count, planned = ranks.heard_of, self._plan.procs_per_node
+        count, planned = self._ranks.known, self._plan.procs_per_node
         is_short = self._plan.world_contract and count < planned
         if result.code == 0 and not is_short:
-            link.report_done(has_left=self._page.has_left)
+            self._link.report_done(has_left=self._page.has_left)
             return
         when = f" after {count} of {planned} ranks had started" if is_short else ""
-        number = max(0, -result.code)
-        how = f"was killed by signal {number}" if number else f"exited with status {result.code}"
-        ended = f"the launcher {how}{when}" if result.was_started else "cannot start the launcher"
+        how = f"the launcher {how_ended(result.code)}{when}"
+        ended = how if result.was_started else "cannot start the launcher"
         why = f": {result.last_line}" if result.last_line else ""
+        number = max(0, -result.code)
         code = 128 + number if number else result.code or 1
         about: Any = {"code": code, "signal": number, "cause": Cause.LAUNCHER}
-        link.report_failure(Failure(node=self._who.node, message=f"{ended}{why}", **about))
+        self._link.report_failure(Failure(node=self._who.node, message=f"{ended}{why}", **about))
+
+    # What the conductor asks
+
+    def _answerers(self) -> dict[str, Answerer]:
+        return {
+            "hold": partial(interruption.hold, self._page),
+            "decide": partial(interruption.decide, self._page),
+            "stacks": self._stacks,
+            "dump": self._dump,
+            "warn": self._own.warn,
+            "signs": self._signs,
+            "joins": self._joins,
+            "look": self._look_closely,
+        }
+
+    async def _stacks(self, _: Mapping[str, Any]) -> dict[str, Any]:
+        return stacks.to_data(await stacks.places(self._ranks.pids, self._spool, self._who.node))
+
+    async def _dump(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Have the ranks dump their flight recorders; of a running attempt, pack them now."""
+        dumped = await stacks.dump(self._ranks.pids, self._spool)
+        if message.get("live"):
+            target = self._attempt.paths.live_dumps(self._attempt.number, self._who.node)
+            await self._disk.do(partial(pack, self._spool, target, is_moved=True))
+        return {"dumped": dumped}
+
+    def _signs(self, _: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a count, without a unit, that grows while any rank makes progress."""
+        calls = sum(map(self._page.calls, self._page.ranks))
+        return {"signs": calls + stacks.bytes_moved(self._ranks.pids.values())}
+
+    def _joins(self, _: Mapping[str, Any]) -> dict[str, Any]:
+        """Return how many ranks run, wait in init_process_group(), and have joined."""
+        states = [self._page.joining(rank) for rank in self._page.ranks]
+        waiting, joined = states.count(Joining.WAITS), states.count(Joining.JOINED)
+        return {"running": len(self._ranks.pids), "waiting": waiting, "joined": joined}
+
+    def _look_closely(self, _: Mapping[str, Any]) -> dict[str, Any]:
+        """Find failures that ranks have reported just now."""
+        self._ranks.look(closely=True)
+        return {}
+
+    def _pids(self) -> dict[int, int]:
+        """Return the processes of the ranks by local rank."""
+        self._ranks.look()  # a rank may have started just now
+        return {rank % self._plan.procs_per_node: pid for rank, pid in self._ranks.pids.items()}
 
     # At the end
 
-    async def _terminate(self, launcher: NodeLauncher, ranks: Ranks) -> None:
+    async def _terminate(self) -> None:
         """Have the ranks end within a grace time."""
-        warned = self._answers.own.warned
-        have_had_time = bool(warned) and warned.issuperset(self._answers.pids.values())
+        warned = self._own.warned
+        have_had_time = bool(warned) and warned.issuperset(self._ranks.pids.values())
         is_shielded = all(map(self._page.is_shielded, self._page.ranks))
         grace_s = SHIELDED_GRACE_S if is_shielded or have_had_time else GRACE_S
         deadline = time.monotonic() + grace_s
-        launcher.revoke()
-        if not self._is_over(launcher, ranks):
-            ranks.terminate(besides=warned)
-        while not self._is_over(launcher, ranks) and time.monotonic() < deadline:
+        self._launcher.revoke()
+        if not self._is_over():
+            self._ranks.terminate(besides=warned)
+        while not self._is_over() and time.monotonic() < deadline:
             await asyncio.sleep(END_LOOK_S)
         if self._forge is not None:
             await self._forge.end()
 
-    def _kill(self, launcher: NodeLauncher, ranks: Ranks) -> None:
+    def _kill(self) -> None:
         """Kill all descendants of this process but the forge, which serves the next attempt."""
         spared = [self._forge.pid] if self._forge else []
         left = kill_descendants(self.unawaited, spared=spared)
-        result = launcher.result()
-        ranks.look()
-        ranks.settle_by_launcher(result.failures if result else [])
-        ranks.close()
+        result = self._launcher.result()
+        self._ranks.look()
+        self._ranks.settle_by_launcher(result.failures if result else [])
+        self._ranks.close()
         for text in self._spool.unlock():
             self._journal.say(text, tell=False)
         if left:
@@ -362,32 +397,33 @@ class Agent:
                 f"processes {left} cannot be killed; they may be blocked in the kernel"
             )
 
-    def _is_over(self, launcher: NodeLauncher, ranks: Ranks) -> bool:
+    def _is_over(self) -> bool:
         """Return whether no rank is left; the launcher may still be running."""
-        ranks.look()
-        return launcher.is_over or ranks.all_ended(self._plan.procs_per_node)
+        self._ranks.look()
+        return self._launcher.is_over or self._ranks.all_ended(self._plan.procs_per_node)
 
-    def _ended(self, ending: Ending, *, tell: bool) -> int:
-        """Record the ending; with `tell` also report it to the user, as the conductor would."""
-        failure = ending.failure
-        if failure is not None and (failure.node == self._who.node or tell):
+    def _ended(self, ending: Ending) -> int:
+        """Record the ending; if the conductor is lost, also report it to the user in its place."""
+        failure, is_orphaned = ending.failure, self._link.has_lost_conductor
+        self._lost_by = ending if is_orphaned else None
+        if failure is not None and (failure.node == self._who.node or is_orphaned):
             data = asdict(failure)
             self._journal.event("failed", **{"ts": data.pop("at"), **data})
         self._journal.event("ended", code=ending.code, reason=ending.reason)
         self._journal.forwarder.end(ending.code, ending.reason)
         if ending.code:
             reason = " ".join(ending.reason.split())
-            self._journal.say(reason, tell=tell, is_error=ending.cause.is_failure)
+            self._journal.say(reason, tell=is_orphaned, is_error=ending.cause.is_failure)
         return ending.code
 
-    async def _leave(self, link: Member, ending: Ending) -> int:
+    async def _leave(self, ending: Ending) -> int:
         """Write the rest of the log and wait for the next attempt; return its number, 0 to exit."""
         self._is_running, self._is_resting, self.was_warned = False, True, False
-        link.report_done(has_left=self._page.has_left)
+        self._link.report_done(has_left=self._page.has_left)
         is_drained = await asyncio.to_thread(self._journal.forwarder.finish, DRAIN_S)
         may_rest = self.may_rest and not self._plan.cluster.scheduler.has_hosts
         is_fit = may_rest and not (self._is_stuck or self._was_signalled)
         is_well = is_drained and is_fit and ending.cause.is_failure
-        following = await link.rest(is_well=is_well)
-        await link.close()
+        following = await self._link.rest(is_well=is_well)
+        await self._link.close()
         return 0 if self._was_signalled else following

@@ -13,7 +13,6 @@ from clusterrun.launch.plan import LOOPBACK, Precision
 from clusterrun.node.base.identity import Attempt
 from clusterrun.node.base.processes import allocated_cpus, openmp
 from clusterrun.node.base.report import LaunchParameters
-from clusterrun.node.forge.launcher_variables import Variables
 from clusterrun.node.forward.spool import FLIGHT, NCCL, Spool
 from clusterrun.shared.given import noting_changes
 from clusterrun.shared.installed import installed_version
@@ -137,7 +136,7 @@ def of_rank(
 
 def portable(
     variables: Mapping[str, str], env: Mapping[str, str], root: Path, workdir: str
-) -> Variables:
+) -> dict[str, str]:
     """Put placeholders into variables that were added to `env`: they are sent to other nodes.
 
     accelerate sets variables again in capital letters: these are copies.
@@ -159,7 +158,7 @@ def portable(
 
 def restored(
     variables: Mapping[str, str], env: Mapping[str, str], root: Path, workdir: str
-) -> Variables:
+) -> dict[str, str]:
     """Return the variables with a node's own values; leave out copies of what it does not have."""
     found = {}
     for name, value in variables.items():

@@ -16,9 +16,8 @@ from clusterrun.node.base.causes import NodeError, NodeExit
 from clusterrun.node.base.identity import Attempt, identity
 from clusterrun.node.base.processes import adopt_orphans, has_children, kill_descendants
 from clusterrun.node.base.stderr import say_on_stderr
-from clusterrun.node.forge.begin import begun
+from clusterrun.node.forge.begin import WARNINGS, begun
 from clusterrun.node.forge.handle import Forge
-from clusterrun.node.forge.ranks import WARNINGS
 from clusterrun.node.forward.forward import POLL_S, Forwarder, Limits
 from clusterrun.node.forward.spool import Spool, create_spool
 from clusterrun.node.link.clock import Clock
@@ -75,7 +74,7 @@ def _run_attempt(paths: RunPaths, number: int, post: Post) -> tuple[int, int]:
     agent = Agent(attempt, post.place, spool, page, forwarder, post.clock, post.forge)
     agent.may_rest = post.may_rest
     try:
-        return asyncio.run(_run(agent, post)), agent.next_attempt
+        return asyncio.run(post.run(agent)), agent.next_attempt
     finally:
         kill_descendants(agent.unawaited, spared=post.spared if agent.next_attempt else ())
         if not agent.next_attempt:
@@ -119,16 +118,16 @@ class Post:
         """The processes that last."""
         return [self.forge.pid] if self.forge else []
 
-    def attend(self, agent: Agent) -> None:
-        """Pass signals to this agent, with those that came between two attempts."""
+    async def run(self, agent: Agent) -> int:
+        """Run an agent, and pass signals to it, with those that came between two attempts."""
         self._agent, self._loop = agent, asyncio.get_running_loop()
         self._deliver()
-
-    def leave(self, agent: Agent) -> None:
-        """Keep signals for the agent of the next attempt."""
-        self._agent = self._loop = None
-        if agent.next_attempt and agent.was_warned:
-            self._kept.append(Agent.warn)
+        try:
+            return await agent.run()
+        finally:
+            self._agent = self._loop = None
+            if agent.next_attempt and agent.was_warned:
+                self._kept.append(Agent.warn)
 
     def close(self) -> None:
         """Ignore signals from now on."""
@@ -154,12 +153,3 @@ def _needed(problem: str, hint: str = "", spool: Spool | None = None) -> Iterato
         if spool is not None:
             spool.remove()
         raise NodeError(NodeExit.NODE_UNFIT, f"{problem}: {error}{hint}") from error
-
-
-async def _run(agent: Agent, post: Post) -> int:
-    """Run the agent; return the exit status."""
-    post.attend(agent)
-    try:
-        return await agent.run()
-    finally:
-        post.leave(agent)

@@ -37,7 +37,7 @@ def wait_status(pid: int) -> int | None:
 
     It is the last field of /proc/<pid>/stat, which the same user can read (proc(5)).
     """
-    fields = _stat(pid)
+    fields = stat_fields(pid)
     return int(fields[_EXIT_CODE]) if len(fields) > _EXIT_CODE and fields[_STATE] == "Z" else None
 
 
@@ -56,11 +56,12 @@ def open_pidfd(pid: int) -> int:
 
 def is_running(pid: int) -> bool:
     """Return whether a process exists and has not ended."""
-    fields = _stat(pid)
+    fields = stat_fields(pid)
     return bool(fields) and fields[_STATE] not in ("Z", "X")
 
 
-def _stat(pid: int) -> list[str]:
+def stat_fields(pid: int) -> list[str]:
+    """Return what /proc/<pid>/stat has after the process's name; [] if it is gone."""
     try:
         text = Path(f"/proc/{pid}/stat").read_bytes().decode(errors="replace")
     except OSError:
@@ -72,6 +73,14 @@ def exit_and_signal(status: int) -> tuple[int, int]:
     """Convert a wait status to (exit status as a shell reports it, signal or 0)."""
     code = os.waitstatus_to_exitcode(status)
     return (code, 0) if code >= 0 else (128 - code, -code)
+
+
+def how_ended(code: int) -> str:
+    """Describe an exit status (negative: a signal), as in `was killed by SIGKILL`."""
+    if code >= 0:
+        return f"exited with status {code}"
+    names = {int(number): number.name for number in signal.Signals}
+    return f"was killed by {names.get(-code, f'signal {-code}')}"
 
 
 class ForkedProcess:

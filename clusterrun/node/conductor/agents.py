@@ -45,7 +45,7 @@ class Agents:
         self._thread: threading.Thread | None = None
         self._is_there = threading.Event()
         self._leading: Leading | None = None
-        self._first: tuple[int, bytes] = (0, b"")
+        self._first = 0
         self.state = AgentsState.EXIT
         self.tell: Callable[[str], None] = say_on_stderr
 
@@ -65,13 +65,13 @@ class Agents:
         """How the attempt ended; None before that, and if the conductor could not lead it."""
         return self._leading.leader.ending if self._leading is not None else None
 
-    def begin(self, attempt: int, secret: bytes) -> None:
+    def begin(self, attempt: int) -> None:
         """Expect the agents of an attempt, once `serve` was called. Raises ClusterrunError."""
         if self._listener is None:
             self._listener = self._listen()
         if self._leading is None:
-            self.state, self._first = AgentsState.TRAIN, (attempt, secret)
-        elif not self._leading.ask(self._leading.begin(attempt, secret)):
+            self.state, self._first = AgentsState.TRAIN, attempt
+        elif not self._leading.ask(self._leading.begin(attempt)):
             raise ClusterrunError("the thread that leads the agents does not answer")
 
     def _listen(self) -> socket.socket:
@@ -121,11 +121,11 @@ class Agents:
         self.state = state
         self._wake()
 
-    def go_on(self, attempt: int, secret: bytes) -> bool:
+    def go_on(self, attempt: int) -> bool:
         """Have the agents that rest begin an attempt; return False if they cannot."""
         if self._leading is None or self.state is not AgentsState.REST:
             return False
-        return self._leading.ask(self._leading.go_on(attempt, secret)) is True
+        return self._leading.ask(self._leading.go_on(attempt)) is True
 
     def dismiss(self) -> None:
         """Have the agents that rest leave."""

@@ -21,8 +21,7 @@ from clusterrun.launch.plan import Plan
 from clusterrun.node.base.stderr import print_trouble, say_on_stderr
 from clusterrun.node.conductor.agents import Agents, AgentsState
 from clusterrun.node.conductor.host import Host, Step, held
-from clusterrun.node.link.handshake import Realm
-from clusterrun.rundir.claims import followed_by, take_attempt
+from clusterrun.rundir.attempt import followed_by, take_attempt
 from clusterrun.rundir.outcome import Next, write_end
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.request import Reason, read_request, write_request
@@ -165,7 +164,7 @@ class Conductor:
             code = self._await_step() if is_taken else None
             has_begun = code is None or self.terminated or self.agents.have_met
             if not is_taken or not (has_begun or self.agents.finish()):
-                self.agents.begin(self.attempt, self._secret())
+                self.agents.begin(self.attempt)
                 self.step = self.host.start(
                     self.attempt,
                     port=self.agents.port,
@@ -184,11 +183,6 @@ class Conductor:
         elif self.code:  # srun's is that of the task that it killed last
             with contextlib.suppress(OSError, ValueError):
                 self.code = int(self.paths.status(self.attempt).read_text(encoding="ascii"))
-
-    def _secret(self) -> bytes:
-        """Return what proves that agents belong to the attempt."""
-        realm = Realm(paths=self.paths, attempt=self.attempt)
-        return self._with_room(realm.create_secret)
 
     def _await_step(self) -> int | None:
         """Wait until the step ends; return None if its agents rest, or have left it."""
@@ -210,7 +204,7 @@ class Conductor:
         elif self.time_is_short:
             write_request(self.paths.request(self.attempt), Reason.TIME_LIMIT)
         if self.agents_rest:
-            self.agents_rest = self.agents.go_on(self.attempt, self._secret())
+            self.agents_rest = self.agents.go_on(self.attempt)
             self.agents_left = not self.agents_rest
         if not self.agents_rest:
             self._release_step(())

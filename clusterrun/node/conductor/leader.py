@@ -23,9 +23,8 @@ from clusterrun.node.link.head import Head
 from clusterrun.node.recovery.account import Account
 from clusterrun.node.recovery.rules import may_be_shared
 from clusterrun.node.watch import stacks
-from clusterrun.node.watch.own_signals import named_signals
+from clusterrun.rundir.attempt import amend_attempt, read_attempt
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.world import write_world
 from clusterrun.shared.files import write_whole
 from clusterrun.shared.finding import Severity
 from clusterrun.shared.hostlist import named
@@ -33,7 +32,6 @@ from clusterrun.shared.hostlist import named
 if TYPE_CHECKING:  # imported once the ranks start
     from clusterrun.node.watch.hangs import HangWatch
     from clusterrun.node.watch.interruption import Interruption
-    from clusterrun.node.watch.looks import Looks
 
 LOOK_S = 1.0
 WORD_S = 60.0  # for the conductor to decide: a silent scheduler or a full disk delays it
@@ -53,7 +51,6 @@ class Leader:
         plan: Plan,
         number: int,
         job_id: str,
-        secret: bytes,
         rest: Callable[[Leader], None],
         tell: Callable[[str], None],
     ) -> None:
@@ -64,14 +61,13 @@ class Leader:
         self._account = Account(paths, number, job_id)
         realm = Realm(paths=paths, attempt=number)
         may_lack = plan.is_smoke
-        self.head = Head(realm, secret, plan.nodes, self._timeout_s, may_lack=may_lack)
+        self.head = Head(realm, plan.nodes, self._timeout_s, self._disk, may_lack=may_lack)
         self.head.heard = self._heard
         self.ending: Ending | None = None
         self.released = asyncio.Event()
         self.has_lost_node = False
         self._interruption: Interruption | None = None
         self._hangs: HangWatch | None = None
-        self._looks: Looks | None = None
         self._is_printed = False
         self._have_ended_well = False
 
@@ -80,14 +76,14 @@ class Leader:
         plan = self._plan
         if not plan.is_smoke:  # of nodes that are checked, a busy one may start half as fast
             return float(plan.rendezvous_timeout_s)
-        took_s = 0.0
-        with contextlib.suppress(OSError):
-            took_s = time.time() - self._paths.owner(self._number).stat().st_mtime
+        now = time.time()
+        took_s = now - (read_attempt(self._paths, self._number).taken_at or now)
         return JOIN_S + JOIN_NODE_S * plan.nodes + min(max(took_s, 0.0), START_MOST_S)
 
     async def lead(self) -> None:
         """Lead the attempt to its end."""
         try:
+            await self.head.secret()
             ending = await self._run()
             if ending.failure is not None and ending.cause is Cause.NODE_LOST:
                 lost = asdict(ending.failure)
@@ -154,10 +150,8 @@ class Leader:
 
     def _cancel(self) -> None:
         self._tasks.cancel()
-        if self._interruption and self._hangs and self._looks:
-            self._interruption.close()
+        if self._hangs:
             self._hangs.close()
-            self._looks.close()
 
     def _named(self, text: str) -> str:
         return f"{self.head.names[0]}: {text}" if self.head.names else text
@@ -242,12 +236,13 @@ class Leader:
 
         def prepare() -> None:
             paths.checkpoints_dir.mkdir(mode=0o700, exist_ok=True)
-            write_world(paths, self._number, names, self._plan.procs_per_node)
+            procs = self._plan.procs_per_node
+            amend_attempt(paths, self._number, nodes=names, procs_per_node=procs)
 
         try:
             await self._disk.do(prepare)
         except OSError as error:  # log readers work without it
-            self.say(f"cannot write {paths.world(self._number)}: {error}")
+            self.say(f"cannot write {paths.attempt_record(self._number)}: {error}")
 
     def _take(self, event: dict[str, Any]) -> None:
         """Take an event of a rank of the first node."""
@@ -266,8 +261,7 @@ class Leader:
     def _watch(self) -> None:
         """Watch all nodes for interruptions and hangs."""
         from clusterrun.node.watch.hangs import HangWatch
-        from clusterrun.node.watch.interruption import Interruption
-        from clusterrun.node.watch.looks import Looks
+        from clusterrun.node.watch.interruption import Interruption, named_signals
 
         plan, head, paths = self._plan, self.head, self._paths
         head.decision.is_open = lambda ending, reports: may_be_shared(
@@ -282,6 +276,7 @@ class Leader:
             has_saved=lambda: self._account.checkpoint is not None,
             is_through=lambda: self._account.is_through,
             disk=self._disk,
+            tasks=self._tasks,
             named=named_signals(plan.directive("signal") or ""),
             end_s=float("inf") if plan.cluster.scheduler.has_queue else plan.warning_s,
         )
@@ -292,18 +287,15 @@ class Leader:
             failed=head.report_failure,
             keep=self._keep_evidence,
         )
-        self._looks = Looks(
-            directory=paths.attempt(self._number),
-            nodes=head.names,
-            questions=head.questions,
-            disk=self._disk,
-        )
-        self._tasks.start(self._watch_run(self._interruption, self._looks))
+        self._tasks.start(self._watch_run(self._interruption))
+        directory = paths.attempt(self._number)
+        looks = stacks.answer_looks(directory, head.names, head.questions, self._disk)
+        self._tasks.start(looks)
         self._tasks.start(self._watch_progress(self._hangs))
         if plan.world_contract and plan.world_size > 1:
             self._tasks.start(self._watch_joins())
 
-    async def _watch_run(self, interruption: Interruption, looks: Looks) -> None:
+    async def _watch_run(self, interruption: Interruption) -> None:
         """Watch for requests and for a later attempt elsewhere.
 
         Slurm restarts a job elsewhere if it loses contact with its nodes; only one may train.
@@ -311,7 +303,6 @@ class Leader:
         later, newest = self._number + 1, 0
         while newest < later:
             await interruption.look()
-            await looks.look()
             with contextlib.suppress(OSError):  # NFS caches single names, not listings
                 newest = await self._disk.do(self._paths.newest_attempt)
             await asyncio.sleep(LOOK_S)

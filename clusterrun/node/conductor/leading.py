@@ -22,7 +22,6 @@ FINISH_S = 5.0  # for what the agents of a step that has ended have reported
 ANSWER_S = 10.0
 STRANGERS = 64  # connections that have not yet proved to be agents, besides as many as nodes
 
-First = tuple[int, bytes]  # an attempt and its secret
 Started = Callable[["Leading"], None]
 _T = TypeVar("_T")
 
@@ -50,15 +49,15 @@ class Leading:
         """The members of the attempt."""
         return self.leader.head
 
-    def run(self, listener: socket.socket, first: First, started: Started) -> None:
+    def run(self, listener: socket.socket, attempt: int, started: Started) -> None:
         """Lead the first attempt and those that follow, until `stop` is called."""
         with contextlib.suppress(asyncio.CancelledError):
-            asyncio.run(self._run(listener, first, started))
+            asyncio.run(self._run(listener, attempt, started))
 
-    async def _run(self, listener: socket.socket, first: First, started: Started) -> None:
+    async def _run(self, listener: socket.socket, attempt: int, started: Started) -> None:
         self._loop, self._running = asyncio.get_running_loop(), asyncio.current_task()
         self._loop.set_exception_handler(lambda _, context: self._tell(task_error(context)))
-        await self.begin(*first)
+        await self.begin(attempt)
         server = await asyncio.start_server(
             self._knocked, sock=listener, limit=STRANGER_BYTES, backlog=BACKLOG
         )
@@ -88,17 +87,17 @@ class Leading:
             asked.cancel()
             return None
 
-    async def begin(self, attempt: int, secret: bytes) -> bool:
+    async def begin(self, attempt: int) -> bool:
         """Lead an attempt, instead of the one whose agents have gone."""
         if self._leading is not None:
             self._leading.cancel()
             await asyncio.wait([self._leading])
-        self._lead_on(attempt, secret)
+        self._lead_on(attempt)
         return True
 
-    def _lead_on(self, attempt: int, secret: bytes) -> None:
+    def _lead_on(self, attempt: int) -> None:
         paths, plan, job_id = self._about
-        self.leader = Leader(paths, plan, attempt, job_id, secret, self._rest, self._tell)
+        self.leader = Leader(paths, plan, attempt, job_id, self._rest, self._tell)
         self._leading = asyncio.ensure_future(self._lead(self.leader))
         self._reached(AgentsState.TRAIN)
 
@@ -111,12 +110,12 @@ class Leading:
         if leader is self.leader:
             self._reached(AgentsState.REST)
 
-    async def go_on(self, attempt: int, secret: bytes) -> bool:
+    async def go_on(self, attempt: int) -> bool:
         """Have the agents that rest begin an attempt, if they all do."""
         before = self.leader
         if not before.head.is_whole:
             return False
-        self._lead_on(attempt, secret)
+        self._lead_on(attempt)
         before.head.send_again(attempt)
         before.released.set()
         return True

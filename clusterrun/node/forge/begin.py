@@ -24,7 +24,7 @@ from clusterrun.shared.own_modules import WORKER_MODULE
 PACKET_BYTES = 1 << 20
 _NODE_RANKS = ("CLUSTERRUN_LOCAL_NODE_RANK", "CLUSTERRUN_HOSTS_NODE_RANK", "SLURM_NODEID")
 _PYTHON_IGNORES = (signal.SIGPIPE, signal.SIGXFSZ)
-_WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)  # node.sh ignores them until the agent handles them
+WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)  # node.sh ignores them until the agent handles them
 _started: list[Started] = []
 
 
@@ -59,7 +59,7 @@ def _restore_signals() -> None:
     A run that was started in the background, or with nohup, inherits SIGHUP, SIGINT and SIGQUIT
     as ignored.
     """
-    for number in signal.valid_signals() - {*_PYTHON_IGNORES, *_WARNINGS}:
+    for number in signal.valid_signals() - {*_PYTHON_IGNORES, *WARNINGS}:
         if signal.getsignal(number) is signal.SIG_IGN:
             is_int = number == signal.SIGINT
             signal.signal(number, signal.default_int_handler if is_int else signal.SIG_DFL)
@@ -72,7 +72,10 @@ def begun() -> Started | None:
 
 
 def _fork(run_dir: str, before: Mapping[str, str], *, is_head: bool) -> Callable[[], None] | None:
-    ours, theirs = pair()
+    # A packet arrives whole, also if a fork sends others.
+    ours, theirs = ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in ends:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET_BYTES)
     output, agent = unnamed_file(), os.getpid()
     is_alone = len(os.listdir("/proc/self/task")) == 1
     if pid := os.fork():
@@ -107,20 +110,12 @@ def _let_go_of_inherited(output: int) -> None:
                 os.close(int(name))
 
 
-def pair() -> tuple[socket.socket, socket.socket]:
-    """Return two connected ends. A packet arrives whole, also if a fork sends others."""
-    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    for end in ends:
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET_BYTES)
-    return ends
-
-
 def send(end: socket.socket, message: Mapping[str, Any]) -> None:
     """Send a message. Raises OSError, also if it is too long."""
     end.send(json.dumps(message).encode())
 
 
-def receive(end: socket.socket) -> dict[str, Any]:
+def receive(end: socket.socket, flags: int = 0) -> dict[str, Any]:
     """Return the next message. Raises OSError or, when the other end is closed, ValueError."""
-    message: dict[str, Any] = json.loads(end.recv(PACKET_BYTES))
+    message: dict[str, Any] = json.loads(end.recv(PACKET_BYTES, flags))
     return message

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from clusterrun.node.base.processes import ForkedProcess
+from clusterrun.node.base.processes import ForkedProcess, how_ended
 from clusterrun.node.forge.begin import Started, receive, send
 from clusterrun.node.forge.preload import INSTEAD
 
@@ -28,7 +28,6 @@ class Forge:
     def __init__(self, started: Started) -> None:
         self._process = ForkedProcess(started.pid)
         self._socket, self._output = started.link, started.output
-        self._socket.setblocking(False)
         self._changed_at = time.monotonic()
         self.importing = ""
         self._has_libraries = False
@@ -38,7 +37,6 @@ class Forge:
         self.why_closed = ""
         self.problem_of_store = ""
         self.pids: list[int] = []
-        self.codes: dict[int, int] = {}
 
     @property
     def pid(self) -> int:
@@ -72,7 +70,7 @@ class Forge:
 
     def launch(self, **order: Any) -> None:
         """Fork the ranks, as soon as everything is imported."""
-        self.pids, self.codes = [], {}
+        self.pids = []
         self._send("launch", **order)
 
     def look(self) -> None:
@@ -80,7 +78,7 @@ class Forge:
         is_dead, is_empty = self.is_dead, False  # a fork may hold its end of the socket
         while not is_empty:
             try:
-                self._take(receive(self._socket))
+                self._take(receive(self._socket, socket.MSG_DONTWAIT))
             except ConnectionResetError:  # it ended with orders unread; its answers follow
                 is_dead = True
             except BlockingIOError:
@@ -112,8 +110,6 @@ class Forge:
                 self.problem_of_store = answer.get("problem", "")
             case "started":
                 self.pids = answer["pids"]
-            case "exited":
-                self.codes[answer["local_rank"]] = answer["code"]
             case "ended":
                 self._is_ended = True
 
@@ -131,11 +127,7 @@ class Forge:
     def how_ended(self) -> str:
         """Return how the process ended, as in `was killed by SIGKILL`."""
         code = self._process.wait(1.0)
-        if code is not None:
-            with contextlib.suppress(ValueError):
-                return f"was killed by {signal.Signals(-code).name}"
-            return f"exited with status {code}"
-        return "closed its socket"
+        return "closed its socket" if code is None else how_ended(code)
 
     def new_output(self) -> bytes:
         """Return what the forge, and modules that it imported, have printed since the last call."""
@@ -144,17 +136,11 @@ class Forge:
         return text
 
     def _send(self, order: str, **fields: Any) -> None:
-        refusal = ""
         try:
-            self._socket.setblocking(True)
             send(self._socket, {"order": order, **fields})
         except OSError as error:
-            refusal = f"it does not take orders: {error.strerror}"
-        finally:
-            self._socket.setblocking(False)
-        if refusal:
             self.look()  # it may have ended
-            self._closed(refusal)
+            self._closed(f"it does not take orders: {error.strerror}")
 
     async def _until(self, is_so: Callable[[], bool], limit_s: float) -> None:
         loop, deadline = asyncio.get_running_loop(), time.monotonic() + limit_s
@@ -162,12 +148,9 @@ class Forge:
         while not is_so() and not self.is_dead and (left_s := deadline - time.monotonic()) > 0:
             came = asyncio.Event()
             loop.add_reader(self._socket, came.set)
-            try:
+            with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(came.wait(), min(left_s, 1.0))
-            except asyncio.TimeoutError:
-                pass
-            finally:
-                loop.remove_reader(self._socket)
+            loop.remove_reader(self._socket)
             self.look()
         self.look()  # it may have ended since
 
@@ -175,7 +158,6 @@ class Forge:
         """End all that it has forked; it stays ready for the next attempt."""
         self._is_ended = False
         self._send("end")
-        self.look()
         await self._until(lambda: self._is_ended, END_S)
         if not self._is_ended:
             self.close("it did not end its ranks in time")

@@ -26,10 +26,9 @@ from clusterrun.node.base.processes import (
     allocated_cpus,
     die_with_parent,
     fork,
-    open_pidfd,
     openmp,
 )
-from clusterrun.node.forge import launcher_variables, preload, ranks, store
+from clusterrun.node.forge import launchers, preload, ranks
 from clusterrun.node.forge.begin import receive, send
 from clusterrun.node.forge.preload import Closed
 from clusterrun.node.forge.project import Changes, ProjectFiles, RankStart, read_early
@@ -39,7 +38,6 @@ from clusterrun.shared.own_modules import WORKER_MODULE
 
 KILL_S = 5.0
 IDLE_S = 10.0  # after which it imports, for the next attempt, what each rank imports itself
-LOOK_S = 0.5  # between looks at a rank that the kernel does not report
 NAMED = 3  # variables in a message
 
 
@@ -51,15 +49,10 @@ class ForgeProcess:
         self._handlers = ranks.Handlers()
         self._before = dict(os.environ)
         self._modules = set(sys.modules)
-        self._children: dict[int, int] = {}  # by pid: the local rank
-        self._helpers: list[int] = []
-        self._watched: dict[int, int] = {}  # by pidfd: the pid
-        self._unwatched: set[int] = set()  # pids without one
-        self._waiting: list[dict[str, Any]] = []
+        self._children: list[int] = []  # reaped at the end: the agent looks, too
         self._why_closed = "its modules are not imported"
         self._project = ProjectFiles(plan["entry"])
         self._changes = Changes(self._project)
-        self._late_at = float("inf")
         self._page = mmap.mmap(-1, 1)  # 1: the script has set nothing that an import missed
 
     def _tell(self, event: str, **fields: Any) -> None:
@@ -86,10 +79,12 @@ class ForgeProcess:
         try:
             if not is_head:
                 self._check_variables(of_ranks)
-            preload.preload(("torch", "torch.distributed", "accelerate"), self._importing)
-            preload.preload(["deepspeed"] * strategy.startswith("zero"), self._importing)
+            libraries = ("torch", "torch.distributed", "accelerate")
+            of_zero = ["deepspeed"] * strategy.startswith("zero")
+            preload.preload((*libraries, *of_zero), self._importing)
             self._tell("imported")
-            self._obey_early(is_head=is_head)
+            if is_head:
+                self._obey_up_to("variables")  # these forks work while this process imports
             if self._plan["launcher"] == "direct":
                 raise Closed("launch.launcher is direct")
             if not self._is_alone:
@@ -113,19 +108,10 @@ class ForgeProcess:
         self._why_closed = str(error)
         self._tell("closed", why=str(error))
 
-    def _obey_early(self, *, is_head: bool) -> None:
-        """Begin with orders that need no more modules: their forks work meanwhile.
-
-        The first node's agent always asks for the variables.
-        """
-        is_asked = not is_head
-        while select.select([self._link], [], [], 0 if is_asked else None)[0]:
-            order = self._order()
-            is_asked |= order["order"] == "variables"
-            if order["order"] in ("store", "variables"):
-                self._obey(order)
-            else:
-                self._waiting.append(order)
+    def _obey_up_to(self, last: str) -> None:
+        while (order := self._order())["order"] != last:
+            self._obey(order)
+        self._obey(order)
 
     def _check_variables(self, modules: Iterable[str]) -> None:
         """Raise Closed if the script may set a variable that these modules read at their import."""
@@ -139,28 +125,20 @@ class ForgeProcess:
 
     def serve(self) -> None:
         """Follow orders; return in each rank."""
-        while not any(self._obey(order) for order in self._waiting):
-            self._follow()
+        while not self._follow():
+            continue
 
-    def _follow(self) -> None:
-        """Wait for orders and for ends of ranks; report the ends."""
-        poll = select.poll()
-        for descriptor in (self._link.fileno(), *self._watched):
-            poll.register(descriptor, select.POLLIN)
-        patience_s = LOOK_S if self._unwatched else IDLE_S
-        ready = [descriptor for descriptor, _ in poll.poll(patience_s * 1000)]
-        if self._page[0] and not ready and time.monotonic() > self._late_at:
+    def _follow(self) -> bool:
+        """Follow the next order, or import meanwhile; return whether this is now a rank."""
+        if select.select([self._link], [], [], IDLE_S)[0]:
+            return self._obey(self._order())
+        if self._page[0]:
             self._import_late()
-        for descriptor in self._watched.keys() & ready:
-            os.close(descriptor)
-            self._report_end(self._watched.pop(descriptor))
-        for pid in list(self._unwatched):
-            self._report_end(pid)
-        self._waiting = [self._order()] if self._link.fileno() in ready else []
+        return False
 
     def _import_late(self) -> None:
         """Import what torch imports when an optimizer is made, which takes a second."""
-        self._late_at = float("inf")
+        self._page[0] = 0
         try:
             preload.preload(preload.between_attempts(), lambda _: None)
         except Closed as error:
@@ -175,7 +153,7 @@ class ForgeProcess:
             case "store":
                 address, port, nodes, timeout_s = order["place"]
                 is_there = partial(self._tell, "store")
-                host = partial(store.host, address, port, nodes, timeout_s, is_there)
+                host = partial(launchers.host_store, address, port, nodes, timeout_s, is_there)
                 self._help(host, "store")
             case "launch":
                 return self._launch(order)
@@ -191,10 +169,10 @@ class ForgeProcess:
 
         def find() -> NoReturn:
             os.environ.update(given)
-            launcher_variables.capture(order["arguments"], given, answer)
+            launchers.capture(order["arguments"], given, answer)
 
-        def answer(found: list[launcher_variables.Variables]) -> NoReturn:
-            self._tell("variables", common=launcher_variables.common(found))
+        def answer(found: list[dict[str, str]]) -> NoReturn:
+            self._tell("variables", common=launchers.common(found))
             os._exit(0)
 
         self._help(find, "variables")
@@ -203,7 +181,7 @@ class ForgeProcess:
         """Run `work` in a fork that dies with the forge, and report if it fails."""
         parent, pid = os.getpid(), fork()
         if pid:
-            self._helpers.append(pid)
+            self._children.append(pid)
             return
         try:
             die_with_parent(parent)
@@ -226,19 +204,18 @@ class ForgeProcess:
                 ranks.check_environment(self._before, environ)
             added = ranks.added_path(self._before, order["ranks"][0])
             ranks.check_modules(self._project, added, set(sys.modules) - self._modules)
-            if self._fork_ranks(order):
-                return True
+            pids = self._fork_ranks(order)
         except Closed as error:
             self._close(error)
             return False
-        self._tell("started", pids=list(self._children))
-        self._late_at = time.monotonic() + IDLE_S
-        return False
+        if pids:
+            self._tell("started", pids=pids)
+        return not pids
 
-    def _fork_ranks(self, order: Mapping[str, Any]) -> bool:
-        """Fork all ranks; return whether this is one. Raises Closed, and no rank has begun then."""
+    def _fork_ranks(self, order: Mapping[str, Any]) -> list[int]:
+        """Fork all ranks; return their pids, or in a rank []. Raises Closed before any begins."""
         imported, launcher = set(sys.modules) - self._modules, os.getpid()
-        gate, problem = os.pipe(), ""
+        gate, problem, pids = os.pipe(), "", list[int]()
         for local, environ in enumerate(order["ranks"]):
             with self._handlers.held():
                 try:
@@ -254,21 +231,16 @@ class ForgeProcess:
                     if local == 0:
                         self._compare_when_joined(imported)
                     self._handlers.restore()
-                    return True
-            self._children[pid] = local
+                    return []
+            pids.append(pid)
+        self._children += pids
         if not problem:
-            os.write(gate[1], bytes(len(self._children)))
+            os.write(gate[1], bytes(len(pids)))
         for end in gate:
             os.close(end)
         if problem:
-            self._kill_all()
             raise Closed(problem, "raise the limit on processes (ulimit -u)")
-        for pid in self._children:
-            try:
-                self._watched[open_pidfd(pid)] = pid
-            except OSError:  # Linux before 5.3
-                self._unwatched.add(pid)
-        return False
+        return pids
 
     def _compare_when_joined(self, imported: Collection[str]) -> None:
         """Have the rank look, once it has made its imports, whether they would have differed."""
@@ -283,27 +255,16 @@ class ForgeProcess:
 
         _worker().when_joined.append(compare)
 
-    def _report_end(self, pid: int) -> None:
-        """Report how a rank ended; it is reaped at the end, so that the agent can also look."""
-        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        if ended is not None:
-            self._unwatched.discard(pid)
-            code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
-            self._tell("exited", local_rank=self._children[pid], code=code)
-
     def _kill_all(self) -> None:
         """Kill and reap all that was forked, unless it can't be killed."""
-        for descriptor in self._watched:
-            os.close(descriptor)
-        left = {*self._children, *self._helpers}
+        left = set(self._children)
         for pid in left:
             os.kill(pid, signal.SIGKILL)  # a zombie at worst: nobody else reaps them
         deadline = time.monotonic() + KILL_S
         while left and time.monotonic() < deadline:
             left = {pid for pid in left if not os.waitpid(pid, os.WNOHANG)[0]}
             time.sleep(0.001 if left else 0)
-        self._children, self._helpers = {}, []
-        self._watched, self._unwatched = {}, set()
+        self._children = []
 
 
 def serve(

@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from importlib.util import resolve_name
 from itertools import accumulate, takewhile
 
 _FILES = 50
@@ -110,11 +111,9 @@ def _statements(body: Sequence[ast.stmt]) -> list[ast.AST]:
 
 def _absolute(node: ast.ImportFrom, package: str) -> str:
     """Return the module of `from … import`; `package` is where a relative one begins."""
-    if not node.level:
-        return node.module or ""
-    parts = package.split(".")
-    above = parts[: len(parts) - node.level + 1]
-    return ".".join([*above, *([node.module] if node.module else [])])
+    with contextlib.suppress(ImportError):  # it begins above the project
+        return resolve_name("." * node.level + (node.module or ""), package)
+    return ""
 
 
 class Changes:

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from clusterrun.node.forge.begin import WARNINGS
 from clusterrun.node.forge.preload import Closed, start_nvml
 from clusterrun.node.forge.project import READ_LATE, ProjectFiles, directories, shadowing
 from clusterrun.shared.own_modules import WORKER_MODULE, module_argv
 
-WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 # Slurm may send these to every process of a step; the agent decides what to do.
 _LEFT_TO_AGENT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, *WARNINGS)
 

@@ -64,7 +64,7 @@ class Spool:
         return self.root / f"rank_{rank}.stacks"
 
     def pipe(self, rank: int) -> Path:
-        """Where a rank waits to be asked for its flight recorder (rank/recorder.py)."""
+        """Where a rank waits to be asked for its flight recorder (rank/emit.py)."""
         return self.root / f"rank_{rank}.ask"
 
     def dump(self, rank: int) -> Path:

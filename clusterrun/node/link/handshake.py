@@ -6,17 +6,14 @@ others.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import hmac
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from clusterrun.rundir.attempt import read_attempt
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.shared.files import write_whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,11 +22,6 @@ class Realm:
 
     paths: RunPaths
     attempt: int
-
-    @property
-    def secret_file(self) -> Path:
-        """The file of the secret."""
-        return self.paths.link_secret(self.attempt)
 
     @property
     def label(self) -> dict[str, Any]:
@@ -41,22 +33,14 @@ class Realm:
         """Return whether a message claims to come from this attempt."""
         return all(message.get(name) == value for name, value in self.label.items())
 
-    def create_secret(self) -> bytes:
-        """Write the attempt's secret, which only its owner can read; keep one that is there."""
-        with contextlib.suppress(FileNotFoundError):
-            if secret := self.read_secret():
-                return secret
-        secret = secrets.token_hex(32).encode()
-        self.secret_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_whole(self.secret_file, secret)
-        return secret
-
     def read_secret(self) -> bytes:
         """Return the attempt's secret. Call this only once the conductor has answered.
 
-        A network file system may cache that a file did not exist.
+        A network file system may cache that a file did not exist. Raises OSError.
         """
-        return self.secret_file.read_bytes()
+        if secret := read_attempt(self.paths, self.attempt).secret:
+            return secret.encode()
+        raise FileNotFoundError(self.paths.attempt_record(self.attempt))
 
 
 def proof(secret: bytes, *parts: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from clusterrun.launch.plan import LOOPBACK
 from clusterrun.node.base.causes import Ending, Failure, NodeError, NodeExit, lost_node
 from clusterrun.node.base.report import LaunchParameters, Report
-from clusterrun.node.base.tasks import Tasks
+from clusterrun.node.base.tasks import SharedDisk, Tasks
 from clusterrun.node.link.clock import now_us
 from clusterrun.node.link.connection import (
     ANSWER_S,
@@ -62,13 +62,14 @@ class Head:
     def __init__(
         self,
         realm: Realm,
-        secret: bytes,
         nodes: int,
         timeout_s: Callable[[], float],
+        disk: SharedDisk,
         *,
         may_lack: bool = False,
     ) -> None:
-        self._realm, self._secret, self._nodes = realm, secret, nodes
+        self._realm, self._nodes, self._disk = realm, nodes, disk
+        self._reading: asyncio.Future[bytes] | None = None
         self._timeout_s, self._may_lack = timeout_s, may_lack
         self._peers: dict[int, Peer] = {}
         self._reports: dict[int, Report] = {}
@@ -96,14 +97,15 @@ class Head:
         if hello is None or hello.get("type") != "hello" or not self._realm.is_named_in(hello):
             return False
         own_end, theirs = channel.own_end, str(hello.get("nonce"))
-        if not is_proof(hello.get("proof"), self._secret, "member", challenge, theirs, own_end):
+        secret, parts = await self.secret(), ("member", challenge, theirs, own_end)
+        if not secret or not is_proof(hello.get("proof"), secret, *parts):
             return False
         node, rank = hello.get("node"), hello.get("node_rank")
         if not isinstance(node, str) or not isinstance(rank, int) or rank in self._peers:
             return False
         if not 0 <= rank < self._nodes:
             return False
-        channel.send("joined", proof=proof(self._secret, "conductor", theirs, own_end))
+        channel.send("joined", proof=proof(secret, "conductor", theirs, own_end))
         channel.trust()
         if self.is_launched or self._is_refused:
             channel.send("stop", **asdict(self._late))
@@ -114,6 +116,15 @@ class Head:
         peer = self._peers[rank] = Peer(node=node, node_rank=rank, channel=channel)
         self._readers.start(self._listen_to(peer))
         return True
+
+    async def secret(self) -> bytes:
+        """Return the attempt's secret, which is read once; b"" if it can't be: an agent retries."""
+        self._reading = self._reading or self._disk.do(self._realm.read_secret)
+        try:
+            return await asyncio.shield(self._reading)
+        except OSError:
+            self._reading = None
+            return b""
 
     async def meet(self, check: Callable[[], Awaitable[None]]) -> list[Report]:
         """Wait for the reports of all nodes; return them in rank order. Raises NodeError.

@@ -10,9 +10,9 @@ from typing import Any
 
 from clusterrun.node.base.causes import Ending, NodeError, NodeExit
 from clusterrun.node.recovery.rules import LOSSES
+from clusterrun.rundir.attempt import amend_attempt, read_attempt
 from clusterrun.rundir.outcome import Cause, Next, Outcome, write_outcome
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.shared import files
 
 
 class Account:
@@ -71,8 +71,9 @@ class Account:
                 self._step = max(step, self._step)
             self.checkpoint = max(step, self.checkpoint or 0)
         elif event.get("type") == "resumed":
-            with contextlib.suppress(OSError):  # the first one counts
-                files.create(self._paths.resumed(self._number), f"{step}\n")
+            with contextlib.suppress(OSError):
+                if read_attempt(self._paths, self._number).resumed is None:  # the first one counts
+                    amend_attempt(self._paths, self._number, resumed=step)
 
     def close(self, ending: Ending, nodes: tuple[str, ...]) -> None:
         """Write the outcome; a full disk must not stop the run."""

@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from clusterrun.config.choices import Scheduler
+from clusterrun.config.hosts import node_names
 from clusterrun.errors import ClusterrunError, NodeExit
 from clusterrun.launch.plan import Plan
 from clusterrun.node.base.identity import local_node
 from clusterrun.node.recovery import printed
 from clusterrun.node.recovery.rules import Decision, Ground, decide
 from clusterrun.node.recovery.verdicts import judge
-from clusterrun.rundir.claims import printed_before
+from clusterrun.rundir.attempt import read_attempt
 from clusterrun.rundir.events import EventType, read
 from clusterrun.rundir.outcome import (
     Cause,
@@ -31,9 +32,7 @@ from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.plan import read_plan
 from clusterrun.rundir.record import job_id_in
 from clusterrun.rundir.request import read_request
-from clusterrun.rundir.world import read_world
 from clusterrun.shared import checkpoint_files
-from clusterrun.shared.host_specs import node_names
 from clusterrun.shared.hostlist import parse_hostlist
 
 # The causes of exit statuses if the agents left no outcome, as after a failed setup line.
@@ -107,7 +106,7 @@ def past(paths: RunPaths, number: int) -> list[Outcome]:
             job_id="",
             started_at=0.0,
             ended_at=0.0,
-            nodes=read_world(paths, attempt),
+            nodes=read_attempt(paths, attempt).nodes,
             code=int(NodeExit.NODE_LOST),
             cause=Cause.VANISHED,
             reason="it left no report",
@@ -124,20 +123,20 @@ def _first(paths: RunPaths, number: int) -> int:
 
 def _unreported(paths: RunPaths, number: int, code: int, env: Mapping[str, str]) -> Outcome:
     """Return what is known if the agents left no outcome."""
-    nodes = read_world(paths, number)
+    record = read_attempt(paths, number)
     hosts = (*_hostlist(env), socket.gethostname())
-    message = printed.last_reason(paths.batch_output, printed_before(paths, number), hosts)
+    message = printed.last_reason(paths.batch_output, record.printed, hosts)
     return Outcome(
         attempt=number,
         job_id=job_id_in(env),
-        started_at=paths.owner(number).stat().st_mtime,
+        started_at=record.taken_at or time.time(),
         ended_at=time.time(),
-        nodes=nodes,
+        nodes=record.nodes,
         code=code,
         cause=_CAUSES.get(code, Cause.LAUNCHER),
         reason=message or f"the agents exited with status {code} and reported no reason",
         message=message,
-        node=next(iter(nodes), None),
+        node=next(iter(record.nodes), None),
     )
 
 
@@ -242,7 +241,7 @@ class StepRecord:
                 found, _ = checkpoint_files.read_marker(path)
                 if found.attempt in attempts:
                     record.saved.setdefault(found.attempt, set()).add(found.step)
-        for node in {nodes[0] for n in attempts if (nodes := read_world(paths, n))}:
+        for node in {nodes[0] for n in attempts if (nodes := read_attempt(paths, n).nodes)}:
             for event in read(paths.events(node), (EventType.STEP, EventType.CHECKPOINT)):
                 if (attempt := event.attempt) not in attempts or (step := event.step) is None:
                     continue

@@ -16,7 +16,7 @@ from clusterrun.node.base.causes import Ending
 from clusterrun.node.base.identity import Attempt
 from clusterrun.node.recovery.account import outcome_of
 from clusterrun.node.recovery.reach import unreachable
-from clusterrun.rundir.claims import taken_at
+from clusterrun.rundir.attempt import read_attempt
 from clusterrun.rundir.outcome import write_end
 from clusterrun.rundir.request import Reason, read_request
 from clusterrun.shared import files, shell
@@ -34,7 +34,7 @@ def see_to_run(attempt: Attempt, loss: Ending, say: Callable[[str], None]) -> No
     """
     plan, who = attempt.plan, attempt.who
     try:
-        began = taken_at(attempt.paths, attempt.number) or time.time()
+        began = read_attempt(attempt.paths, attempt.number).taken_at or time.time()
         lost = outcome_of(loss, attempt.number, who.job_id, who.nodes, began)
         with contextlib.suppress(FileExistsError):  # the first agent to lose it
             files.create(attempt.paths.outcome(attempt.number), lost.to_json())

@@ -19,7 +19,7 @@ from clusterrun.shared import shell
 from clusterrun.shared.files import parse_object
 from clusterrun.shared.typed import decoded
 
-JUDGE: Final = "clusterrun.verbs.judge"  # an upper room, which this one only starts
+JUDGE: Final = "clusterrun.verbs.diagnose"  # an upper room, which this one only starts
 _QUIET = {"agents", "shared disk"}  # threads that hold no lock while an attempt is concluded
 LIMIT_S: Final = 5.0  # a verdict that takes longer delays no restart
 _MOST_FAULTY: Final = 1 / 4  # of the nodes: more point to something that they share

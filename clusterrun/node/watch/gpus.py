@@ -16,11 +16,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+from clusterrun.diagnosis.kinds import Note, NoteSource
 from clusterrun.health import nvml
 from clusterrun.health.gpus import HELD
-from clusterrun.health.kernel_log import pci_address
 from clusterrun.health.nvml import NvmlGpu
-from clusterrun.logformat.notes import Note, NoteSource
 from clusterrun.shared.files import parse_object
 from clusterrun.shared.own_modules import module_argv
 
@@ -141,6 +140,16 @@ class Gpus:
                 number, memory = self.number(gpu), f"{gpu.used >> 20} of {gpu.total >> 20} MiB"
                 text = f"GPU {number} ({address}): {memory} were in use before the ranks started"
                 yield Note(source=NoteSource.NVML, text=text, held_gpu=number)
+
+
+def pci_address(text: str) -> str:
+    """Return an address as Xid messages have it.
+
+    >>> pci_address("00000000:3B:00.0")
+    '0000:3b:00'
+    """
+    domain, bus, device = text.lower().split(":")[:3]
+    return f"{domain[-4:]}:{bus}:{device.partition('.')[0]}"
 
 
 def by_address(gpus: Sequence[NvmlGpu]) -> dict[str, NvmlGpu]:

@@ -1,16 +1,22 @@
-"""Handle interruptions from outside: have all ranks save at the same step and exit."""
+"""Handle interruptions from outside: have all ranks save at the same step and exit.
+
+Scripts may save in their own handlers instead, as by hand. Slurm may have signalled their ranks:
+that depends on its process tracking. A process of the step that does nothing else shows it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from subprocess import DEVNULL, PIPE, Popen
 from typing import Any
 
 from clusterrun.node.base.causes import Cause, Ending, NodeExit, cancelled
@@ -18,7 +24,6 @@ from clusterrun.node.base.tasks import SharedDisk, Tasks
 from clusterrun.node.link.head import Head
 from clusterrun.node.link.questions import Questions
 from clusterrun.node.recovery.conclude import time_left_s, warning_reason
-from clusterrun.node.watch.own_signals import WARNINGS
 from clusterrun.rundir.request import Reason, read_request, write_request
 from clusterrun.shared.control_page import ControlPage, SavePoint
 from clusterrun.shared.wording import count
@@ -31,6 +36,12 @@ LEAVE_S = 60.0  # how long ranks may keep running after a save
 LAST_S = 30.0  # of a long warning, to end the ranks and the job; a fifth of a short one
 KILL_S = 3.0  # the same for ranks that save in their own handlers: these have the rest
 TRIES = 3  # attempts to have all ranks save if nodes do not answer
+# A script that catches several gets the first one.
+WARNINGS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+CAUGHT_S = 1.0  # between two looks at what ranks catch
+DELIVERY_S = 0.5  # for Slurm to signal all processes of a node
+RECENT_S = 10.0  # earlier signals were a person's
+_CAUGHT = re.compile(r"^SigCgt:\s*([0-9a-f]+)", re.MULTILINE)
 # Ends of ranks that may follow from the signal that they have handled.
 _BY_HANDLER = (Cause.EXIT, Cause.SIGNAL, Cause.LAUNCHER, Cause.CANCELLED)
 
@@ -43,7 +54,7 @@ class Interruption:
     `named` if they handle it; at the end they have `end_s`. Slurm warns `warning_s` before the time
     limit. `has_saved` returns whether there is a checkpoint to continue from, `is_through` whether
     the last step is done. `is_used`: a rank has called should_checkpoint(). `reason` is None until
-    the ranks must exit.
+    the ranks must exit. `tasks` are those of the attempt.
     """
 
     request: Path
@@ -54,6 +65,7 @@ class Interruption:
     has_saved: Callable[[], bool]
     is_through: Callable[[], bool]
     disk: SharedDisk
+    tasks: Tasks
     named: tuple[int, ...] = ()
     end_s: float = float("inf")
     reason: Reason | None = None
@@ -64,18 +76,12 @@ class Interruption:
     _is_handled: bool = False
     _left: int = 0  # ranks that still handle a signal
     _is_unheard: bool = False
-    _tasks: Tasks = field(default_factory=Tasks)
 
     def __post_init__(self) -> None:
         """Handle the end of the ranks."""
-        self._saving = Saving(self.head.questions)
         self._requested = partial(read_request, self.request)
         self.head.decision.completion = self._completion
         self.head.decision.is_held = lambda: self._is_ending or self._is_asking or self._left > 0
-
-    def close(self) -> None:
-        """Stop what still runs for an attempt that has ended."""
-        self._tasks.cancel()
 
     def warned(self, *, are_caught: bool) -> None:
         """Handle a request, or without one the time limit or a person's signal.
@@ -83,7 +89,7 @@ class Interruption:
         `are_caught`: ranks of the first node handle warnings themselves.
         """
         left_s = time_left_s(os.environ, time.time()) or 0.0
-        self._tasks.start(self._warned(warning_reason(left_s, self.warning_s), are_caught))
+        self.tasks.start(self._warned(warning_reason(left_s, self.warning_s), are_caught))
 
     async def _warned(self, reason: Reason, are_caught: bool) -> None:
         is_theirs = not self.is_used and are_caught
@@ -95,7 +101,7 @@ class Interruption:
         """Handle SIGTERM to agents whose ranks can save: a preemption, unless an end follows."""
         if not self._is_ending:  # all nodes get SIGTERM, and report it
             self._is_ending = True
-            self._tasks.start(self._end_or_leave())
+            self.tasks.start(self._end_or_leave())
 
     async def look(self) -> None:
         """Handle a request, even without a signal. Record when the first rank can be asked."""
@@ -110,12 +116,12 @@ class Interruption:
     def _interrupt(self, reason: Reason) -> None:
         if reason is Reason.END and not self._is_over:
             self._is_over = True
-            self._tasks.start(self._end())
+            self.tasks.start(self._end())
         elif reason is Reason.END:
             self._settle()
         elif self.reason is None:
             self.reason = reason
-            self._tasks.start(self._leave(reason))
+            self.tasks.start(self._leave(reason))
         else:
             self._settle()
 
@@ -208,8 +214,8 @@ class Interruption:
         if not self.is_used:
             self.say("no rank has called runtime.should_checkpoint() yet; ranks save when they do")
             self._is_unheard = True
-        for _ in range(TRIES):
-            if await self._saving.agree():
+        for request in range(1, TRIES + 1):
+            if await agree(self.head.questions, request):
                 return
             self.say("not all nodes answered: the ranks could not be asked to save")
 
@@ -267,21 +273,100 @@ def decide(page: ControlPage, message: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
-class Saving:
-    """Collect all counts, choose the call, announce it."""
+async def agree(questions: Questions, request: int) -> int:
+    """Have all ranks save and exit at one call; return it, 0 if a node does not answer."""
+    answers = await questions.ask("hold", request=request)
+    calls = [int(each["calls"]) for each in answers.given.values()]
+    at = 1 + max(calls) if calls and not answers.silent else 0
+    await questions.ask("decide", request=request, at=at)
+    return at
 
-    def __init__(self, questions: Questions) -> None:
-        self._questions = questions
-        self._request = 0
-        self._lock = asyncio.Lock()
 
-    async def agree(self) -> int:
-        """Have all ranks save and exit at one call; return it, 0 if a node does not answer."""
-        async with self._lock:
-            self._request += 1
-            held: dict[str, Any] = {"request": self._request}
-            answers = await self._questions.ask("hold", **held)
-            calls = [int(each["calls"]) for each in answers.given.values()]
-            at = 1 + max(calls) if calls and not answers.silent else 0
-            await self._questions.ask("decide", **held, at=at)
-            return at
+def caught(pid: int) -> frozenset[int]:
+    """Return which warnings a process has handlers for (proc(5)); none if it is gone."""
+    with contextlib.suppress(OSError):
+        if found := _CAUGHT.search(Path(f"/proc/{pid}/status").read_text(errors="replace")):
+            return frozenset(n for n in WARNINGS if int(found[1], 16) >> n - 1 & 1)
+    return frozenset()
+
+
+def choose(handled: Collection[int], first: Collection[int]) -> int:
+    """Return the signal that warns a process, 0 for none; those in `first` are preferred."""
+    return next((n for n in (*first, *WARNINGS) if n in handled), 0)
+
+
+def named_signals(request: str) -> tuple[int, ...]:
+    """Return SIGUSR1 if slurm.signal names it; SIGUSR2 is also what clusterrun names."""
+    name = request.rpartition(":")[2].partition("@")[0].upper()
+    return (int(signal.SIGUSR1),) if name.removeprefix("SIG") in ("USR1", "10") else ()
+
+
+@dataclass(kw_only=True)
+class OwnSignals:
+    """The ranks of this node that catch warnings, and those that were warned.
+
+    `pids` returns the running ranks by local rank. With `is_in_step`, Slurm may signal them itself.
+    """
+
+    page: ControlPage
+    pids: Callable[[], Mapping[int, int]]
+    is_in_step: bool = False
+    warned: set[int] = field(default_factory=set)
+    _handled: dict[int, set[int]] = field(default_factory=dict)
+    _delivered: dict[int, float] = field(default_factory=dict)
+    _witness: Popen[bytes] | None = None
+    _looked_at: float = 0.0
+
+    @property
+    def witnesses(self) -> list[int]:
+        """The pid of the process that gets the same signals from Slurm as a rank."""
+        return [self._witness.pid] if self._witness else []
+
+    @property
+    def are_caught(self) -> bool:
+        """Return whether a rank of this node handles a warning itself."""
+        self.look(after_s=0.0)
+        return any(self._handled.values())
+
+    def look(self, after_s: float = CAUGHT_S) -> None:
+        """Note now and then what the ranks catch: some end as soon as they are signalled."""
+        self._watch_slurm()
+        if time.monotonic() - self._looked_at < after_s:
+            return
+        self._looked_at = time.monotonic()
+        for rank, pid in self.pids().items():
+            self._handled[pid] = {n for n in caught(pid) if not self.page.is_shielded(rank, n)}
+
+    def _watch_slurm(self) -> None:
+        if self._witness is not None and (code := self._witness.poll()) is not None:
+            self._delivered[-code] = time.monotonic()
+            if -code == signal.SIGTERM:  # ranks may restore the default once they have handled it
+                self.warned |= {pid for pid, handled in self._handled.items() if -code in handled}
+            self._witness = None
+        if self.is_in_step and self._witness is None:
+            with contextlib.suppress(OSError):  # it ends with this process, at the end of its input
+                self._witness = Popen(
+                    ["cat"], 0, None, PIPE, DEVNULL, DEVNULL, start_new_session=True
+                )
+
+    async def warn(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Warn the ranks that handle a warning and were not warned; count these, and who is left.
+
+        `first` is preferred to SIGTERM, `only` is what may be sent; Slurm's own signals count.
+        """
+        if self.is_in_step and self.are_caught and not self.warned:
+            await asyncio.sleep(DELIVERY_S)
+        self.look(after_s=0.0)
+        running, only, now = {*self.pids().values()}, {*message["only"]}, time.monotonic()
+        delivered = [n for n, at in self._delivered.items() if now - at < RECENT_S]
+        for pid, handled in self._handled.items():
+            number = choose(handled & only, (*delivered, *message["first"]))
+            if pid in self.warned or not number:
+                continue
+            if number in delivered:
+                self.warned.add(pid)
+            elif pid in running:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, number)
+                    self.warned.add(pid)
+        return {"warned": len(self.warned), "left": len(self.warned & running)}

@@ -19,16 +19,18 @@ from pathlib import Path
 from typing import Final
 
 from clusterrun.config.choices import Device
+from clusterrun.diagnosis.kinds import Note, NoteSource
 from clusterrun.health.cgroup import own_group
-from clusterrun.health.gpu_answer import device_names
-from clusterrun.health.kernel_log import DEVICE, GPU, open_log, pci_address, texts
-from clusterrun.logformat.notes import Note, NoteSource
-from clusterrun.node.base.causes import Cause, Ending
+from clusterrun.health.gpus import device_names
+from clusterrun.node.base.causes import Cause, Ending, Failure
 from clusterrun.node.base.identity import Attempt
 from clusterrun.node.base.processes import descendants
-from clusterrun.node.watch.gpus import Gpus
+from clusterrun.node.watch.gpus import Gpus, pci_address
 from clusterrun.node.watch.preflight import NodeChecks
 
+DEVICE: Final = Path("/dev/kmsg")
+MOST_RECORDS: Final = 50_000
+_RECORD_BYTES: Final = 8192  # the kernel's are shorter
 GPUS, PIDS = Path("/proc/driver/nvidia/gpus"), Path("/proc/self/ns/pid")
 INITIAL_PIDS: Final = 0xEFFFFFFC  # of PIDS, unless this is a container
 MOST_LINES, ALIKE = 60, 3
@@ -53,6 +55,10 @@ _NODE: Final = re.compile(
     r"|nvme\S{0,40} .{0,200}(?:timeout|resetting)|LustreError: .{0,400}evicted"
     r"|nfs: server \S+ not responding"
 )
+_RECORD: Final = re.compile(
+    r"(?P<priority>\d{1,9}),\d{1,20},(?P<us>\d{1,20}),[^;]{0,99};(?P<text>.*)"
+)
+_GPU: Final = re.compile(r"NVRM: .{0,200}?\b(?P<gpu>[0-9a-fA-F]{4,8}(?::[0-9a-fA-F]{2}){2})\b")
 _SERVER: Final = re.compile(r"nfs: server (?P<name>\S+) (?P<state>not responding|OK)")
 _GPU_PID: Final = re.compile(r"\bpid='?(\d+)")
 _SWITCH: Final = re.compile(r"\bSXid \(PCI:")
@@ -79,7 +85,7 @@ class KernelLog:
         self.problem = ""
         self._descriptor = -1
         try:
-            self._descriptor = open_log(device)
+            self._descriptor = os.open(device, os.O_RDONLY | os.O_NONBLOCK)
             os.lseek(self._descriptor, 0, os.SEEK_END)
         except OSError as error:
             self.problem = error.strerror or str(error)
@@ -92,8 +98,25 @@ class KernelLog:
 
     def notes(self, own: Own) -> list[Note]:
         """Return each new message that may explain a failure of the attempt."""
-        found = () if self.problem else texts(self._descriptor, (time.monotonic() - OLD_S) * 1e6)
+        found = () if self.problem else self._texts((time.monotonic() - OLD_S) * 1e6)
         return list(_few(of_interest(found, own)))
+
+    def _texts(self, since_us: float) -> Iterator[str]:
+        """Yield the kernel's own messages from the current one on, without those of programs."""
+        for _ in range(MOST_RECORDS):
+            try:
+                data = os.read(self._descriptor, _RECORD_BYTES)
+            except BrokenPipeError:  # messages were overwritten
+                continue
+            except OSError:
+                return
+            if not data:
+                return
+            for line in data.decode(errors="replace").splitlines():
+                found = _RECORD.match(line)
+                is_of_kernel = found and int(found["priority"]) < 8  # else a program's
+                if found and is_of_kernel and int(found["us"]) > since_us:
+                    yield found["text"]
 
 
 def of_interest(messages: Iterable[str], own: Own) -> Iterator[Note]:
@@ -139,7 +162,7 @@ def _rank(text: str, own: Own, killed: set[int]) -> int | None:
 def _is_of_gpu(text: str, own: Own) -> bool:
     if _SWITCH.search(text):
         return own.gpus is None
-    found, pid = GPU.match(text), _GPU_PID.search(text)
+    found, pid = _GPU.match(text), _GPU_PID.search(text)
     if found is None or (pid and own.pids and int(pid[1]) not in own.pids):
         return False
     return own.gpus is None or pci_address(found["gpu"]) in own.gpus
@@ -186,11 +209,6 @@ class NodeNotes:
             with contextlib.suppress(OSError):
                 self.gpus = Gpus(device_names(os.environ))
 
-    @property
-    def pids(self) -> list[int]:
-        """Child processes that may be stuck in the kernel."""
-        return [*(self.gpus.pids if self.gpus else []), *self._checks.pids]
-
     def missing(self) -> dict[str, str]:
         """Return what cannot be read on this node, and why."""
         return {"kernel_log": self._kernel.problem} if self._kernel.problem else {}
@@ -203,35 +221,31 @@ class NodeNotes:
 
     async def notes(self, ending: Ending, ranks: Mapping[int, int | None]) -> list[Note]:
         """Return what is known about a failed attempt; `ranks` maps pids to ranks."""
-        if ending.failure is None or not ending.cause.is_failure:
+        failure = ending.failure
+        if failure is None or not ending.cause.is_failure:
             return []
         try:
-            return await self._found(ending, ranks)
+            return await self._found(failure, ranks)
         except Exception as error:  # noqa: BLE001 - notes must not change how an attempt ends
-            return [
-                Note(source=NoteSource.AGENT, text=f"cannot note what the node knows: {error!r}")
-            ]
+            text = f"cannot note what the node knows: {error!r}"
+            return [Note(source=NoteSource.AGENT, text=text)]
 
-    async def _found(self, ending: Ending, ranks: Mapping[int, int | None]) -> list[Note]:
+    async def _found(self, failure: Failure, ranks: Mapping[int, int | None]) -> list[Note]:
         pids = {} if is_container() else {**dict.fromkeys(descendants()), **ranks}
         is_all = self.gpus is not None and is_node_ours(self._plan.procs_per_node)
         before = self.gpus.before if self.gpus else ()
         own = Own(pids=pids, job=self._memory.job, gpus=None if is_all else frozenset(before))
-        found = [*self._of_memory(ending), *self._kernel.notes(own)]
-        is_here = ending.failure is not None and ending.failure.node == self._node
-        slow = []
-        if self.gpus and ending.cause is not Cause.NODE_LOST:
-            slow.append(self.gpus.notes())
-        if slow or is_here:  # with GPUs on all nodes, as another may notice a fault first
+        found = [*self._of_memory(failure), *self._kernel.notes(own)]
+        slow = [self.gpus.notes()] if self.gpus and failure.cause is not Cause.NODE_LOST else []
+        # With GPUs on all nodes, as another may notice a fault first.
+        if slow or failure.node == self._node:
             slow.append(self._checks.changes())
         return [*found, *chain(*await asyncio.gather(*slow))]
 
-    def _of_memory(self, ending: Ending) -> list[Note]:
+    def _of_memory(self, failure: Failure) -> list[Note]:
         """Note OOM kills, or that there was none if SIGKILL ended a rank."""
-        failure, found = ending.failure, self._memory.since(self._kills_before)
-        if failure is None or found is None:
-            return []
+        found = self._memory.since(self._kills_before)
         is_killed_here = failure.node == self._node and failure.signal == signal.SIGKILL
-        if not (found.kills or is_killed_here):
+        if found is None or not (found.kills or is_killed_here):
             return []
         return [Note(source=NoteSource.CGROUP, text=str(found), memory=found)]

@@ -1,4 +1,4 @@
-"""Check this node before its ranks start, and again after a failure."""
+"""Check this node before its ranks start, and again after a failure; report what it is."""
 
 from __future__ import annotations
 
@@ -6,27 +6,45 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import os
+import socket
+import sys
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from clusterrun.config.choices import Preflight
+from clusterrun.config.choices import Device, Preflight
+from clusterrun.diagnosis.kinds import ChangedCheck, Note, NoteSource
 from clusterrun.errors import shortened
 from clusterrun.health.examine import Look, examine
-from clusterrun.health.facts import facts as node_facts
-from clusterrun.health.gpu_answer import GpuAnswer
+from clusterrun.health.gpus import LONG_S, GpuAnswer, device_names
+from clusterrun.health.machine import facts as node_facts
+from clusterrun.health.machine import versions
 from clusterrun.health.node import Needs, quick_looks
-from clusterrun.launch.plan import Plan
-from clusterrun.logformat.notes import ChangedCheck, Note, NoteSource
+from clusterrun.launch.plan import Plan, Precision
+from clusterrun.node.base.causes import NodeError, NodeExit
+from clusterrun.node.base.identity import Attempt, Identity
+from clusterrun.node.base.report import Report
+from clusterrun.shared import shell
+from clusterrun.shared.descriptors import needed_descriptors, raise_descriptor_limit
 from clusterrun.shared.finding import BAD, Finding, Severity, note, ok
+from clusterrun.shared.installed import own_version
+from clusterrun.shared.wording import count, missing_text
 
 DEADLINE_S: Final = 1.5  # a start must not take 2 s longer; a late check is skipped
 MOST: Final = 8  # checks in a report
 MOST_FACTS: Final = 40
 _OF_RANKS: Final = ("node.memory", "gpu.foreign")  # what the ranks use themselves, while they run
-_BYTES: Final = 600  # of a text, in JSON
+LETTERS: Final = 600  # of a text
 # From good to bad: what could look before the launch and cannot now is a sign, too.
 _WORSE: Final = (Severity.OK, Severity.NOTE, Severity.SKIP, Severity.FAIL)
+TORCH_ANSWER_S = 300  # a cold import from a busy shared file system
+_ASK_TORCH = """
+import sys; sys.path[:] = filter(None, sys.path)
+import json, torch
+print(json.dumps([torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())]))
+"""
+Capabilities = tuple[tuple[int, int], ...]
 
 
 class NodeChecks:
@@ -69,7 +87,8 @@ class NodeChecks:
     def _gather(self) -> Finding:
         """Read the facts in a thread of their own: a fault of the system must not end the job."""
         with contextlib.suppress(Exception):
-            self.facts = short_facts(node_facts())
+            kept = list(node_facts().items())[:MOST_FACTS]
+            self.facts = {shortened(name, 50): shortened(value, 100) for name, value in kept}
         return ok("facts", "")
 
     async def _look(self, more: Mapping[str, Look] = MappingProxyType({})) -> list[Finding]:
@@ -88,20 +107,86 @@ class NodeChecks:
 
 
 def _short(check: Finding) -> Finding:
-    """Return a check on one line each, short enough for the link."""
-    text, fix = (_fitted(" ".join(text.split()), _BYTES) for text in (check.text, check.fix))
+    text, fix = (shortened(" ".join(each.split()), LETTERS) for each in (check.text, check.fix))
     return dataclasses.replace(check, text=text, fix=fix)
 
 
-def _fitted(text: str, most: int) -> str:
-    """Return a text of so many bytes in JSON; only the beginning and end if it is long."""
-    text = shortened(text, most)
-    while (over := len(json.dumps(text)) - most) > 0:
-        text = shortened(text, len(text) - (over + 11) // 12)  # a letter is 12 bytes at most
-    return text
+def node_report(plan: Plan, who: Identity) -> Report:
+    """Return this node's report to the conductor."""
+    if plan.is_smoke:  # what is wrong is reported
+        return Report(node=who.node, node_rank=who.node_rank, versions={})
+    is_cuda = plan.device is Device.CUDA
+    is_asked = is_cuda and plan.precision is Precision.HEAD
+    asked = GpuAnswer(device_names(os.environ), LONG_S)
+    return Report(
+        node=who.node,
+        node_rank=who.node_rank,
+        versions=versions(),
+        capabilities=gpu_capabilities(os.environ, asked) if is_asked else (),
+        problem=missing_packages(plan) or (gpu_problem(plan, os.environ, asked) if is_cuda else ""),
+    )
 
 
-def short_facts(found: Mapping[str, str]) -> dict[str, str]:
-    """Return the facts by which the conductor compares nodes, few and short enough for the link."""
-    kept = list(found.items())[:MOST_FACTS]
-    return {_fitted(name, 50): _fitted(value, 100) for name, value in kept}
+def missing_packages(plan: Plan) -> str:
+    """Return which packages for the launch this interpreter lacks; empty if none."""
+    missing = [name for name in plan.strategy.packages if not own_version(name)]
+    if not missing:
+        return ""
+    way_out = "install clusterrun[train] there, or name another interpreter with --python"
+    return f"{missing_text(sys.executable, missing)}; {way_out}"
+
+
+def check_descriptors(attempt: Attempt) -> None:
+    """Raise the limit on open files.
+
+    Raises NodeError if the hard limit is too low.
+    """
+    plan, who = attempt.plan, attempt.who
+    wanted = needed_descriptors(0, plan.world_size)
+    limit = raise_descriptor_limit()
+    if who.is_first and limit < wanted:
+        text = f"{plan.world_size} ranks need {wanted} open files in one process"
+        raise NodeError(NodeExit.NODE_UNFIT, f"{who.node}: {text}; ulimit -Hn is {limit}")
+
+
+def gpu_problem(plan: Plan, env: Mapping[str, str], asked: GpuAnswer) -> str:
+    """Return why the node has too few GPUs for its ranks; empty if it has enough."""
+    found, ranks = visible_gpus(env, asked), plan.procs_per_node
+    if found is None or found >= ranks:
+        return ""
+    return f"only {count(found, 'GPU')} for {ranks} ranks; each rank needs one"
+
+
+def visible_gpus(env: Mapping[str, str], asked: GpuAnswer) -> int | None:
+    """Count the GPUs that the scheduler or the user gave this node; None if unknown."""
+    if "CUDA_VISIBLE_DEVICES" in env:
+        return len(device_names(env))
+    text = env.get("SLURM_GPUS_ON_NODE", "")
+    if text.isdigit():
+        return int(text)
+    return None if asked.any.absent or asked.any.problem else len(asked.any.gpus)
+
+
+def gpu_capabilities(env: Mapping[str, str], asked: GpuAnswer) -> Capabilities:
+    """Return the compute capability of each GPU that the ranks will see; empty if unknown."""
+    if visible_gpus(env, asked) == 0:
+        return ()
+    found = [(gpu.capability or (0, 0)) for gpu in asked.any.gpus]
+    if not found or (0, 0) in found or asked.any.problem:
+        return _torch_capabilities()
+    return tuple((major, minor) for major, minor in found)
+
+
+def _torch_capabilities() -> Capabilities:
+    """Ask torch in a child process: the agent must never hold a CUDA context.
+
+    Raises NodeError if that takes too long; the node may still be fit.
+    """
+    done = shell.run_once([sys.executable, "-c", _ASK_TORCH], TORCH_ANSWER_S)
+    if done.rc == shell.TIMED_OUT:
+        text = f"{socket.gethostname()}: importing torch took more than {TORCH_ANSWER_S} s"
+        raise NodeError(NodeExit.RENDEZVOUS_FAILED, text)
+    with contextlib.suppress(ValueError, IndexError):
+        rows = json.loads(done.stdout.splitlines()[-1])
+        return tuple((int(major), int(minor)) for major, minor in rows)
+    return ()

@@ -8,12 +8,18 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from clusterrun.node.base.causes import Cause, Failure
-from clusterrun.node.base.processes import exit_and_signal, is_running, open_pidfd, wait_status
+from clusterrun.node.base.processes import (
+    exit_and_signal,
+    how_ended,
+    is_running,
+    open_pidfd,
+    wait_status,
+)
 from clusterrun.node.forward.spool import EventReader, Spool
 
 LEAVE_S = 3.0  # how long a rank that has reported its failure may take to exit
@@ -32,6 +38,7 @@ class Rank:
     number: int
     reader: EventReader
     pid: int = 0
+    is_up: bool = False  # it has reported its start: signals have their meaning
     pidfd: int | None = None
     report: dict[str, Any] = field(default_factory=dict)
     ended_at: float = 0.0
@@ -41,10 +48,14 @@ class Rank:
 
 @dataclass(kw_only=True)
 class Ranks:
-    """All ranks of this node; each failure is reported once, in the order of discovery."""
+    """All ranks of this node; each failure is reported once, in the order of discovery.
+
+    `launched` returns the pids by rank that the launcher knows: a rank may end before it reports.
+    """
 
     spool: Spool
     node: str
+    launched: Callable[[], Mapping[int, int]]
     happened: Callable[[dict[str, Any]], None]
     failed: Callable[[Failure], None]
     have_failed: bool = False
@@ -56,7 +67,10 @@ class Ranks:
 
         If `closely`, do not wait for the exit of a rank that has reported its failure.
         """
-        for number in self.spool.ranks():
+        for number, pid in self.launched().items():
+            if not self._rank(number).pid:
+                self._follow(self._rank(number), pid)
+        for number in sorted({*self.spool.ranks(), *self._ranks}):
             rank = self._rank(number)
             self._listen(rank)
             self._check(rank, closely=closely)
@@ -73,8 +87,10 @@ class Ranks:
             if kind == "rank_exit" and isinstance(event.get("code"), int):
                 rank.report = event  # `_settle` reports the end of the process itself
                 continue
-            if kind == "rank_start" and isinstance(pid, int) and not rank.pid:
-                self._follow(rank, pid)
+            if kind == "rank_start" and isinstance(pid, int):
+                rank.is_up = True
+                if not rank.pid:
+                    self._follow(rank, pid)
             self.happened(event)
 
     def _follow(self, rank: Rank, pid: int) -> None:
@@ -105,6 +121,8 @@ class Ranks:
         is_asked = closely or rank.pidfd is None
         if is_asked and not rank.ended_at and not is_running(rank.pid):
             rank.ended_at, rank.status = time.time(), wait_status(rank.pid)
+        if rank.ended_at and rank.status is None:  # no descriptor was free
+            rank.status = wait_status(rank.pid)
         is_known = rank.ended_at and (rank.status is not None or rank.report)
         patience_s = 0.0 if closely else LEAVE_S
         is_overdue = rank.report.get("code") and time.time() - rank.report["ts"] > patience_s
@@ -124,7 +142,7 @@ class Ranks:
             self.have_failed = True
             self.failed(failure)
 
-    def settle_by_launcher(self, failures: list[dict[str, Any]]) -> None:
+    def settle_by_launcher(self, failures: Iterable[dict[str, Any]]) -> None:
         """Use the launcher's report for ranks whose end was not noticed."""
         for entry in failures:
             rank, code = self._rank(int(entry["rank"])), int(entry["exitcode"])
@@ -137,7 +155,7 @@ class Ranks:
     def pids(self) -> dict[int, int]:
         """The pids of the running ranks, by rank."""
         known = [*self._ranks.values()]  # at once: another thread may ask
-        return {rank.number: rank.pid for rank in known if rank.pid and not rank.ended_at}
+        return {rank.number: rank.pid for rank in known if rank.is_up and not rank.ended_at}
 
     @property
     def by_pid(self) -> dict[int, int | None]:
@@ -151,12 +169,12 @@ class Ranks:
                 os.kill(pid, signal.SIGTERM)
 
     @property
-    def heard_of(self) -> int:
-        """The number of ranks with events; a rank on a full disk has none."""
-        return len(self._ranks)
+    def known(self) -> int:
+        """The number of ranks that have begun to report."""
+        return len(self.spool.ranks())
 
     def all_ended(self, count: int) -> bool:
-        """Return whether at least `count` ranks have events, and all of these have ended."""
+        """Return whether at least `count` ranks are known, and all of these have ended."""
         ended = [rank for rank in self._ranks.values() if rank.ended_at]
         return len(ended) == len(self._ranks) >= count
 
@@ -185,6 +203,7 @@ def _failure(rank: Rank, node: str) -> Failure | None:
     code, number = exit_and_signal(rank.status or 0)
     if code == 0:
         return None
+    when = " after the script had completed" if report else ""
     return Failure(
         at=rank.ended_at,
         node=node,
@@ -192,16 +211,5 @@ def _failure(rank: Rank, node: str) -> Failure | None:
         code=code,
         signal=number,
         cause=Cause.SIGNAL if number else Cause.EXIT,
-        message=_how(code, number, ended_well=bool(report)),
+        message=f"{how_ended(-number or code).removeprefix('was ')}{when}",
     )
-
-
-def _how(code: int, number: int, *, ended_well: bool) -> str:
-    when = " after the script had completed" if ended_well else ""
-    if not number:
-        return f"exited with status {code}{when}"
-    try:
-        name = signal.Signals(number).name
-    except ValueError:
-        name = f"signal {number}"
-    return f"killed by {name}{when}"

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import time
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -20,14 +22,18 @@ from typing import Any
 import psutil
 
 from clusterrun.diagnosis.kinds import INSTALLED
+from clusterrun.node.base.tasks import SharedDisk
 from clusterrun.node.forward.spool import Spool
 from clusterrun.node.link.questions import Answers, Questions
+from clusterrun.rundir.request import DUMPS, answer_path, requests
 from clusterrun.shared.control_page import STACKS_SIGNAL
-from clusterrun.shared.files import size_of
+from clusterrun.shared.files import end_of, size_of, write_whole
 
 ANSWER_S = 2.0
 DUMP_S = 5.0  # a rank needs 50 ms, unless its main thread holds the GIL
 _LOOK_S = 0.05
+REQUESTS_S = 1.0  # between looks for requests
+_STACK_BYTES = 1 << 20
 NAMED_GROUPS = 4
 _STACK = "Stack (most recent call first):"
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
@@ -72,10 +78,11 @@ async def places(pids: Mapping[int, int], spool: Spool, node: str) -> list[RankP
         with contextlib.suppress(OSError):
             os.kill(pid, STACKS_SIGNAL)
     await asyncio.sleep(ANSWER_S)
-    return [
-        _place(rank, node, (states[rank], _state(pid)), _since(spool.stacks(rank), before[rank]))
-        for rank, pid in pids.items()
-    ]
+    found = []
+    for rank, pid in pids.items():
+        text = end_of(spool.stacks(rank), _STACK_BYTES, since=before[rank]).decode(errors="replace")
+        found.append(_place(rank, node, (states[rank], _state(pid)), text))
+    return found
 
 
 def bytes_moved(pids: Iterable[int]) -> int:
@@ -90,13 +97,6 @@ def bytes_moved(pids: Iterable[int]) -> int:
             total += counters.read_chars + counters.write_chars
             total += counters.read_bytes + counters.write_bytes
     return total
-
-
-def _since(path: Path, offset: int) -> str:
-    try:
-        return path.read_bytes()[offset:].decode(errors="replace")
-    except OSError:
-        return ""
 
 
 def _state(pid: int) -> str:
@@ -198,3 +198,34 @@ def _version(path: Path) -> tuple[int, int]:
     except OSError:
         return 0, 0
     return found.st_ino, found.st_mtime_ns
+
+
+async def answer_looks(
+    directory: Path, nodes: Sequence[str], questions: Questions, disk: SharedDisk
+) -> None:
+    """Show where the ranks are, one request after the other: `diagnose --stacks` makes them.
+
+    A request is an empty file in the attempt's directory (rundir/request.py), the answer another.
+    """
+    seen: set[Path] = set()
+    while True:
+        found: list[Path] = []
+        with contextlib.suppress(OSError):  # a listing shows new files at once, also on NFS
+            found = await disk.do(partial(requests, directory))
+        for path in sorted({*found} - seen):
+            seen.add(path)
+            data = json.dumps(await _looked(nodes, questions, is_dumped=path.suffix == DUMPS))
+            with contextlib.suppress(OSError):
+                await disk.do(partial(write_whole, answer_path(path), data))
+        await asyncio.sleep(REQUESTS_S)
+
+
+async def _looked(nodes: Sequence[str], questions: Questions, *, is_dumped: bool) -> dict[str, Any]:
+    places, answers = await everywhere(questions)
+    heard, dumped = {*answers.given}, list[int]()
+    if is_dumped:
+        dumps = await questions.ask("dump", live=True, within_s=2 * DUMP_S)
+        given = (message.get("dumped", ()) for message in dumps.given.values())
+        heard, dumped = heard & {*dumps.given}, sorted(chain(*given))
+    silent = [name for number, name in enumerate(nodes) if number not in heard]
+    return {**to_data(places), "dumped": dumped, "silent": silent}

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from clusterrun.health.cgroup import MemoryGroup, own_group
-from clusterrun.health.load import counts, own_memory
+from clusterrun.health.machine import counts, own_memory
 from clusterrun.health.nvml import NvmlGpu
 from clusterrun.node.base.identity import Attempt
 from clusterrun.node.base.processes import allocated_cpus, descendants

@@ -1,31 +1,152 @@
-"""Print the log lines that exist now; follow a job's logs until it ends."""
+"""`logs`: read what the ranks wrote, merged by time, and follow it while the job runs."""
 
 from __future__ import annotations
 
 import time
 from itertools import groupby
+from typing import Any
+
+import click
 
 from clusterrun.backends.status import JobStatus
-from clusterrun.cli.logs.printer import LogPrinter
-from clusterrun.cli.logs.request import BATCH, Request, catalogue_of
-from clusterrun.cli.shared import output
+from clusterrun.cli.logs_view import (
+    BATCH,
+    LogPrinter,
+    Request,
+    build_request,
+    catalogue_of,
+    read_attempt,
+    read_tail,
+    title_of,
+)
+from clusterrun.cli.shared import complete, output
 from clusterrun.cli.shared.closing import say_end
+from clusterrun.cli.shared.help import GroupedCommand, under
 from clusterrun.cli.shared.job_text import failure_lines
 from clusterrun.cli.shared.progress_text import WaitLine
 from clusterrun.errors import ClusterrunError, Exit, UsageError
 from clusterrun.logformat.lines import LogLine
-from clusterrun.logs.files import FileKind, LogFile, file_size
 from clusterrun.logs.follow import Entry, Joined, Left, NewAttempt, Pause, follow
-from clusterrun.logs.sources import has_left_out, sources_of
+from clusterrun.logs.sources import FileKind, LogFile, file_size, has_left_out, sources_of
 from clusterrun.logs.tail import Cut, last_lines
 from clusterrun.logs.text import strip_controls
 from clusterrun.rundir.outcome import Cause, read_outcome
 from clusterrun.rundir.paths import RunPaths
+from clusterrun.rundir.record import JobRecord
 from clusterrun.shared import wording
 from clusterrun.shared.files import end_of
 from clusterrun.shared.hostlist import fold_hosts
 from clusterrun.shared.state import JobState
 from clusterrun.verbs.status import POLL_S, Watch, look
+
+_lines, _few_lines = under("Lines"), under("Lines", common=False)
+_filter = under("Filter")
+_show, _rarely_show = under("Show"), under("Show", common=False)
+_follow, _rarely_follow = under("Follow"), under("Follow", common=False)
+_instead = under("Instead")
+
+
+@click.command(cls=GroupedCommand)
+@click.argument("job", required=False, shell_complete=complete.jobs)
+@_lines("--rank", "ranks", metavar="SET", help="print only these ranks, e.g. 0,8-15 or ::8")
+@_lines("-a", "--all-ranks", is_flag=True, help="print all ranks")
+@_lines("--node", "nodes", metavar="HOSTLIST", help="print only these nodes, e.g. node[01-04]")
+@_few_lines(
+    "--stream",
+    "streams",
+    metavar="LIST",
+    help="print only these streams: out, err, launcher, agent; or only batch",
+)
+@_lines(
+    "--attempt",
+    type=read_attempt,
+    metavar="N|all|-1",
+    help="print this attempt; -1 is the one before the newest  [default: the newest]",
+)
+@_lines(
+    "-n",
+    "--tail",
+    type=read_tail,
+    metavar="N|all",
+    help="print the last N lines of each printed attempt, or all  [default: 200]",
+)
+@_lines(
+    "--since",
+    metavar="T",
+    help="start at this time: 1h30m (ago), 12:30 or 2026-08-01T12:30",
+)
+@_few_lines("--until", metavar="T", help="stop at this time")
+@_filter("-g", "--include", "-i", multiple=True, metavar="RE", help="print only lines that match")
+@_filter("--exclude", multiple=True, metavar="RE", help="omit lines that match")
+@_filter("--errors", is_flag=True, help="print only error lines, of all ranks")
+@_show("-t", "with_times", is_flag=True, help="print times with milliseconds")
+@_rarely_show(
+    "--prefix",
+    type=click.Choice(["auto", "none"]),
+    default="auto",
+    help="start lines with time, node:rank, and ! for stderr  [default: auto]",
+)
+@_rarely_show(
+    "-o",
+    "--output",
+    "form",
+    type=click.Choice(["text", "raw", "json"]),
+    default="text",
+    help="print text, the bytes as written, or a JSON object per line  [default: text]",
+)
+@_show("--json", "as_json", is_flag=True, help="print a JSON object per line")
+@_show(
+    "--dedup/--no-dedup",
+    default=None,
+    help="fold lines printed by 3 or more ranks, and tracebacks of 2 or more; <n> marks numbers "
+    "that differ  [default: fold text]",
+)
+@_follow("-f", "--follow", "following", is_flag=True, help="follow until the job ends")
+@_rarely_follow("--exit-status", is_flag=True, help="exit with 3 if the job did not complete")
+@_instead("--path", is_flag=True, help="print the directory of the logs")
+def command(**wanted: Any) -> int:
+    """Print the output of the ranks.
+
+    JOB is a job id, the name of a run, its directory or the log of a node  [default: the newest
+    run].
+    By default, print the last lines of rank 0 and the launcher in the newest attempt, and the error
+    lines of all its ranks. Up to half of the lines are error lines.
+
+    \b
+    clusterrun logs -f                    follow the newest run
+    clusterrun logs 4711 -a -n all        print the newest attempt, equal lines folded
+    clusterrun logs 4711 --rank ::8       print the first rank of each 8-GPU node
+    clusterrun logs 4711 --errors         print the error lines of all ranks
+    clusterrun logs 4711 --since 10m -g 'loss|lr'
+    """
+    if wanted["as_json"]:
+        wanted["form"] = "json"
+    output.session.json = wanted["form"] == "json"
+    for option in ("path", "until"):
+        if wanted["following"] and wanted[option]:
+            text = f"--follow and --{option} cannot be combined"
+            raise UsageError(text, hint="keep one of them")
+    request = build_request(wanted)
+    if wanted["with_times"] and request.reads_batch:
+        output.note("these lines have no times")
+    if wanted["following"]:
+        return follow_job(request)
+    if wanted["path"]:
+        _print_path(request)
+    else:
+        read(request)
+    return exit_status(request)
+
+
+def _print_path(request: Request) -> None:
+    """Print the directory of the newest attempt's logs."""
+    paths, attempt = request.record.paths, max(request.attempts, default=0)
+    path = str(paths.log(attempt, "any").parent if attempt else paths.logs_dir)
+    if request.form == "json":
+        output.answer_json({"schema": "clusterrun.logs/1", "paths": [path]})
+    else:
+        output.answer(path, wraps=False)
+
 
 _WAITING = (JobState.PENDING, JobState.CONFIGURING)
 
@@ -37,7 +158,7 @@ def read(request: Request) -> None:
     if request.query.errors and request.form == "text":
         _note_silent_failures(request)
     if size == 0 and request.reads_batch:
-        output.say(f"the batch script of {request.title} has printed nothing")
+        output.say(f"the batch script of {title_of(request.record)} has printed nothing")
         return
     if size == 0:
         _tell_nothing_yet(request)
@@ -108,7 +229,7 @@ def exit_status(request: Request, now: JobStatus | None = None) -> int:
 
 def _tell_nothing_yet(request: Request) -> None:
     """Report why there are no lines. Raises ClusterrunError if there should be some."""
-    now, title = look(request.record), request.title
+    now, title = look(request.record), title_of(request.record)
     if now.error:
         raise now.error
     if now.state in _WAITING:
@@ -183,17 +304,17 @@ def follow_job(request: Request) -> int:
 
     Ctrl-C stops following, not the job; the exit status is then 130.
     """
-    watch = _Watch(request)
+    watch = _Watch(request.record)
     try:
         _print_until_the_end(request, watch)
     except KeyboardInterrupt:
         say = output.say_interrupted if output.is_interactive() else output.say
-        say(f"{request.title} keeps running")
+        say(f"{title_of(request.record)} keeps running")
         return Exit.INTERRUPTED
     now = watch.now
     if now is None or not now.state.is_terminal:  # a chosen attempt is over, not the job
         return Exit.OK
-    say_end(request.title, now)
+    say_end(title_of(request.record), now)
     return exit_status(request, now)
 
 
@@ -253,8 +374,8 @@ def print_left(left: list[Left], printer: LogPrinter) -> None:
 class _Watch:
     """Looks now and then whether the job has ended, sooner once a node's log is complete."""
 
-    def __init__(self, request: Request) -> None:
-        self._request, self._watch = request, Watch(request.record)
+    def __init__(self, record: JobRecord) -> None:
+        self._record, self._watch = record, Watch(record)
         self._due_at = float("-inf")
         self._said = ""
         self._prints = False
@@ -278,7 +399,7 @@ class _Watch:
             if now.error:
                 self._say(f"{now.error.message}; still following the logs")
             elif now.state in _WAITING:
-                self._say(_why_it_waits(self._request.title, now))
+                self._say(_why_it_waits(title_of(self._record), now))
             self._due_at = time.monotonic() + self._watch.pause_s
         return self._watch.is_over
 

@@ -1,20 +1,33 @@
-"""The lines that the options of `logs` choose."""
+"""The lines that the options of `logs` choose, and their form."""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Collection, Mapping
+import shutil
+import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, time, timedelta, timezone
 from pathlib import Path
 from typing import Any, Final
 
+from clusterrun.cli.shared import output
 from clusterrun.cli.shared.job_text import choose_attempts, find_announced
-from clusterrun.errors import UsageError
-from clusterrun.logformat.lines import Stream
+from clusterrun.errors import ClusterrunError, UsageError
+from clusterrun.logformat.lines import LogLine, Stream
 from clusterrun.logs.dedup import LEAST_WRITERS
-from clusterrun.logs.files import Catalogue, FileKind, LogFile, find_files
-from clusterrun.logs.sources import OVERVIEW, STREAMS, Query
+from clusterrun.logs.sources import (
+    OVERVIEW,
+    STREAMS,
+    Catalogue,
+    FileKind,
+    LogFile,
+    Query,
+    find_files,
+)
+from clusterrun.logs.text import strip_controls
+from clusterrun.logs.views import JsonView, RawView, TextView, to_json
 from clusterrun.rundir.record import JobRecord, read_again
 from clusterrun.shared.durations import SPAN, parse_seconds
 from clusterrun.shared.hostlist import parse_hostlist, parse_ranks
@@ -55,11 +68,6 @@ class Request:
         return self.attempts[0] if self.attempts else 0
 
     @property
-    def title(self) -> str:
-        """The newest job of the run, or the run if it has no job yet."""
-        return _title(self.record)
-
-    @property
     def folds(self) -> bool:
         """Return whether equal lines of several ranks become one line of text."""
         if self.form != "text" or self.dedup is not None:
@@ -69,7 +77,8 @@ class Request:
         return writers >= LEAST_WRITERS and self.prefix
 
 
-def _title(record: JobRecord) -> str:
+def title_of(record: JobRecord) -> str:
+    """Name the newest job of a run, or the run if it has no job yet."""
     record = read_again(record)
     return f"job {record.job_id}" if record.job_id else f"run {record.run_id}"
 
@@ -85,7 +94,7 @@ def build_request(wanted: Mapping[str, Any]) -> Request:
     streams = _streams(wanted["streams"])
     catalogue = catalogue_of(record, nodes, batch=streams is None)
     attempt = attempt if wanted["attempt"] is None else wanted["attempt"]
-    attempts = choose_attempts(_title(record), catalogue.attempts(), attempt)
+    attempts = choose_attempts(title_of(record), catalogue.attempts(), attempt)
     query = _query(record, nodes, streams, wanted)
     has_prefix = wanted["prefix"] == "auto"
     tail = wanted["tail"]
@@ -157,7 +166,7 @@ def _query(
     if streams is None and wanted["errors"]:
         raise UsageError(f"--errors and --stream {BATCH} cannot be combined", hint="keep one")
     ranks = wanted["ranks"] and parse_ranks(
-        wanted["ranks"], record.world_size, of=f"{_title(record)} has ranks"
+        wanted["ranks"], record.world_size, of=f"{title_of(record)} has ranks"
     )
     chosen = (ranks, nodes, wanted["streams"])
     is_chosen = wanted["all_ranks"] or wanted["errors"] or any(c is not None for c in chosen)
@@ -210,7 +219,7 @@ def _moment(option: str, text: str | None, *, record: JobRecord, batch: bool) ->
     if text is None:
         return None
     if batch:
-        whose = f"the batch script of {_title(record)}"
+        whose = f"the batch script of {title_of(record)}"
         raise UsageError(f"{option}: the lines of {whose} have no times", hint=f"drop {option}")
     try:
         return parse_moment(text, datetime.now())
@@ -242,3 +251,166 @@ def parse_moment(text: str, now: datetime) -> int:
         return round(moment.timestamp() * 1_000_000)
     except (ValueError, OverflowError, OSError):  # OSError: a year beyond this machine's zone
         raise UsageError(f"'{text}' is not a time", hint=_HINT) from None
+
+
+_AT_ONCE = 256
+_HELD_LINES = 256
+_CLEAR = b"\r\x1b[K"
+MOST_KEPT = 100_000  # folded lines held to the end, to be counted
+
+
+class LogPrinter:
+    """Writes lines to stdout in the requested form, and notes to stderr.
+
+    `nodes` are those known at the start: they give the prefix its width. `is_following`: the lines
+    are new. `count`: the lines written; `is_cut`: there were more than requested.
+    """
+
+    def __init__(
+        self, request: Request, nodes: Iterable[str], *, is_following: bool = False
+    ) -> None:
+        self.request, self.nodes, self.is_following = request, nodes, is_following
+        self.count, self.is_cut = 0, False
+        self._attempt = request.first_attempt
+        self._held: list[bytes] = []
+        self._status = b""
+        self._last = self._kept_lines()  # only so many of the held lines are written
+        self._view = self._new_view()
+
+    def print_line(self, line: LogLine) -> None:
+        """Print a line, or hold it until its rest or its copies arrive."""
+        self._view.show(line)
+        self._write()
+
+    def print_lines(self, lines: Sequence[LogLine]) -> None:
+        """Print many lines at once."""
+        buffers_much = isinstance(self._view, RawView)
+        write = self._flush if buffers_much else self._write
+        for start in range(0, len(lines), _AT_ONCE):
+            self._view.show_all(lines[start : start + _AT_ONCE])
+            write()
+
+    def print_errors(self, lines: Sequence[LogLine]) -> None:
+        """Print error lines ahead of the last lines, and leave that much less room for these."""
+        room, written = self._last, self.count
+        self.print_lines(lines)
+        self.finish()
+        if room is not None:
+            self._last = max(room - (self.count - written), 0)
+
+    def start_attempt(self, attempt: int) -> None:
+        """Report that the run was started again."""
+        self._view.start_attempt(attempt)
+        self._flush()
+        self._last = self._kept_lines()
+        if self._attempt:
+            if self.request.form == "json":
+                self._held.append(to_json({"type": "attempt", "attempt": attempt}))
+            self.note(f"== attempt {attempt} ==")
+        self._attempt = attempt
+
+    def print_end(self, state: str, exit_code: int | None) -> None:
+        """Report to programs how the job ended."""
+        if self.request.form == "json":
+            self._held.append(to_json({"type": "end", "state": state, "exit_code": exit_code}))
+            self._flush()
+
+    def pause(self) -> None:
+        """Show everything that has arrived; do not wait for the end of a line.
+
+        The progress bar of one rank stays in the last row of a terminal.
+        """
+        query = self.request.query
+        has_one_bar = query.overview or len(query.ranks or ()) == 1
+        is_live = self.is_following and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+        if is_live and has_one_bar and isinstance(self._view, TextView):
+            self._view.write_held()
+            self._flush()
+            self._show_status(self._view.unfinished() or "")
+        else:
+            self._view.pause()
+            self._flush()
+
+    def finish(self) -> None:
+        """Show the rest."""
+        self._view.drain()
+        self._flush()
+
+    def note(self, text: str) -> None:
+        """Print a line on stderr."""
+        self._flush()
+        self._show_status("")
+        output.say(strip_controls(text, keep_colours=False))
+
+    def _new_view(self) -> TextView | JsonView | RawView:
+        request, record, write = self.request, self.request.record, self._held.append
+        if request.form == "raw":
+            return RawView(write=write, note=self.note)
+        if request.form == "json":
+            return JsonView(
+                write=write,
+                paths=record.paths,
+                attempt=self._attempt,
+                procs_per_node=record.procs_per_node,
+            )
+        return TextView(
+            write=write,
+            nodes=self.nodes,
+            world_size=record.world_size,
+            prefix=request.prefix,
+            colour=output.wants_colour(sys.stdout),
+            time_chars=request.time_chars,
+            dedup=request.folds,
+        )
+
+    def _kept_lines(self) -> int | None:
+        """Return how many folded lines are written at most."""
+        tail = self.request.tail
+        is_all = self.is_following or not self.request.folds or (tail or 0) > MOST_KEPT
+        return None if is_all else tail
+
+    def _write(self) -> None:
+        """Write the held lines if there are many, or drop those that are not among the last."""
+        if len(self._held) >= _HELD_LINES + (self._last or 0):
+            if self._last is None:
+                self._flush()
+            else:
+                self._keep()
+
+    def _flush(self) -> None:
+        """Write the held lines, and flush the output."""
+        self._keep()
+        content = b"".join(self._held)
+        self.count += content.count(b"\n") or bool(content)  # a last line may lack its end
+        if self._status and content:
+            self._status, content = b"", _CLEAR + content
+        self._held.clear()
+        _put(content)
+
+    def _keep(self) -> None:
+        """Drop held lines that are not among the last."""
+        if self._last is not None and len(self._held) > self._last:
+            self.is_cut = True
+            del self._held[: -self._last or None]
+
+    def _show_status(self, text: str) -> None:
+        """Keep a text in the last row of the terminal until something else is written."""
+        columns = shutil.get_terminal_size().columns
+        status = text[: columns - 1].encode("utf-8", "replace")
+        if status != self._status:
+            self._status = status
+            _put(_CLEAR + status)
+
+
+def _put(content: bytes) -> None:
+    """Write to stdout. Raises ClusterrunError, but BrokenPipeError for a closed pipe."""
+    stream = sys.stdout.buffer
+    try:
+        rest = memoryview(content)
+        while rest:  # under PYTHONUNBUFFERED stdout may write a part
+            rest = rest[stream.write(rest) or 0 :]
+        stream.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise ClusterrunError("cannot write to stdout", cause=str(error)) from error

@@ -1,0 +1,168 @@
+"""What accelerate's and torch's launchers do for the ranks of a node.
+
+They start ranks, or only give them an environment, and they host the ranks' store. What the forge
+imports with this module, a script cannot replace by its own: so it imports little. An agent starts
+this module as `AGENT_PID accelerate FAILURES.json ARGS…` or `AGENT_PID store ADDRESS PORT …`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+from clusterrun.node.base.processes import die_with_parent
+from clusterrun.node.forge.ranks import leave_to_agent
+from clusterrun.shared.files import write_whole
+
+# What differs between the ranks of a node; a node fills in its own values (of_rank).
+OF_RANK = frozenset({"RANK", "LOCAL_RANK", "ROLE_RANK", "TORCHELASTIC_ERROR_FILE"})
+
+
+def main(argv: Sequence[str]) -> int:
+    """Do what an agent has started this process for: it leaves signals to the agent."""
+    agent, what, *words = argv
+    die_with_parent(int(agent))
+    leave_to_agent()
+    if what == "store":
+        address, port, nodes, timeout_s = words
+        host_store(address, int(port), int(nodes), int(timeout_s), lambda: None)
+    return accelerate_launch(Path(words[0]), words[1:])
+
+
+def accelerate_launch(failures_file: Path, arguments: Sequence[str]) -> int:
+    """Launch the ranks and wait for them; return 0 if all succeeded, else 1.
+
+    Record which ranks failed: accelerate itself exits with 1 for any failure.
+    """
+    os.environ["CLUSTERRUN_LAUNCHER_PID"] = str(os.getpid())
+    _keep_torch_quiet()
+    import subprocess
+
+    from accelerate.commands.launch import launch_command, launch_command_parser
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    try:
+        launch_command(launch_command_parser().parse_args(list(arguments)))
+        return 0
+    except ChildFailedError as error:
+        failures = error.failures.items()
+        entries = [{"rank": rank, "exitcode": each.exitcode} for rank, each in failures]
+        write_whole(failures_file, json.dumps(entries))
+    except subprocess.CalledProcessError as error:  # from its launcher for one process
+        write_whole(failures_file, json.dumps([{"rank": 0, "exitcode": error.returncode}]))
+    except SignalException as error:
+        print(error, file=sys.stderr)  # noqa: T201 - into the launcher's stream
+    return 1
+
+
+def _keep_torch_quiet() -> None:
+    """Silence torch's launcher: the agents know which rank failed first.
+
+    torch's table names only this node's first failure. After a successful run, a launcher warns
+    if another one exits first.
+    """
+    if "TORCH_CPP_LOG_LEVEL" not in os.environ:
+        os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
+        os.environ["CLUSTERRUN_QUIET_LAUNCHER"] = "1"  # the ranks remove both
+    import logging
+
+    import torch.distributed.run  # noqa: F401 - creates the loggers to silence
+
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith("torch.distributed.elastic"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def common(ranks: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Return the variables of a node's first rank, if the others differ only in their numbers.
+
+    Raises ValueError if another variable differs.
+    """
+    first = ranks[0]
+    for other in ranks[1:]:
+        names = {n for n in {*first, *other} - OF_RANK if first.get(n) != other.get(n)}
+        if names:
+            raise ValueError(f"the ranks differ in {', '.join(sorted(names))}")
+    return dict(first)
+
+
+def capture(
+    arguments: Sequence[str],
+    before: Mapping[str, str],
+    answer: Callable[[list[dict[str, str]]], NoReturn],
+) -> NoReturn:
+    """Call `answer` with what `accelerate launch` adds to `before` for each rank of this node.
+
+    The launchers run as usual, but start nothing and meet no other node.
+    """
+
+    def show(
+        *_: Any,
+        env: Any = None,
+        envs: Any = None,
+        logs_specs: Any = None,
+        numa_options: Any = None,
+        **__: Any,
+    ) -> NoReturn:
+        if numa_options is not None:
+            raise ValueError("torch binds the ranks to NUMA nodes")
+        if envs is None:  # accelerate's launcher for one process
+            answer([_new(env, before)])
+        logs_specs.reify(envs)
+        answer([_new({**os.environ, **envs[local]}, before) for local in sorted(envs)])
+
+    from accelerate.commands import launch
+    from torch.distributed.elastic.agent.server import local_elastic_agent
+
+    local_elastic_agent.LocalElasticAgent._rendezvous = _number
+    local_elastic_agent.start_processes = show
+    launch.subprocess = SimpleNamespace(Popen=show)
+    launch.launch_command(launch.launch_command_parser().parse_args(list(arguments)))
+    raise ValueError("accelerate launch started no rank")
+
+
+def _new(of_rank: Mapping[str, str], before: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in of_rank.items() if before.get(name) != value}
+
+
+def _number(_: Any, group: Any) -> None:
+    """Number the ranks of this node as torch's rendezvous does, which would wait for the others."""
+    from torch.distributed.elastic.agent.server import Worker
+
+    spec = group.spec
+    known, size = spec.rdzv_handler, spec.local_world_size
+    group.store = object()
+    group.group_rank, group.group_world_size = known.rank, known.world_size
+    group.master_addr, group.master_port = known.master_addr, known.master_port
+    first, world = known.rank * size, known.world_size * size
+    group.workers = [Worker(n, first + n, first + n, world, world) for n in range(size)]
+
+
+def host_store(
+    address: str, port: int, nodes: int, timeout_s: int, is_there: Callable[[], None]
+) -> NoReturn:
+    """Host the ranks' store on the first node until this process is killed.
+
+    It is the store of torch's static rendezvous, but waits for nobody: no launcher joins it.
+    """
+    from datetime import timedelta
+
+    from torch.distributed import TCPStore
+
+    waits_s = timedelta(seconds=timeout_s)
+    store = TCPStore(address, port, nodes, True, waits_s, wait_for_workers=False, multi_tenant=True)
+    is_there()
+    while store:
+        signal.pause()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
