@@ -273,7 +273,7 @@ SAID = [
     (Refusal.SILENT, 255, "Connection timed out during banner exchange"),
     (Refusal.CLOSED, 255, CLOSED),
     (Refusal.CLOSED, 255, "Timeout, server gpu1 not responding."),
-    (Refusal.OTHER, 255, "something new\nthat nobody knows\n"),
+    (Refusal.OTHER, 255, "something new\nand unknown\n"),
     (Refusal.OTHER, 255, ""),
     (Refusal.NO_PYTHON, 127, "bash: line 1: exec: python3.12: not found"),
     (Refusal.NO_PYTHON, 127, "bash: line 1: /opt/py/bin/python: No such file or directory"),

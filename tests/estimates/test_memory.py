@@ -92,7 +92,7 @@ def test_each_strategy_has_its_buffers() -> None:
     fp32, busy = {"precision": "fp32"}, {"seq_len": 4096, "micro_batch": 8}
     table: list[tuple[Strategy, dict[str, Any], str, int | None]] = [
         (Strategy.DDP, {}, "gradient buckets", 4 * P),
-        (Strategy.DDP, {"nodes": 1, "procs_per_node": 1}, "gradient buckets", None),  # to nobody
+        (Strategy.DDP, {"nodes": 1, "procs_per_node": 1}, "gradient buckets", None),  # alone
         (Strategy.DDP, {"precision": "bf16"}, "cast weights", 2 * P),
         (Strategy.DDP, fp32, "cast weights", None),
         (Strategy.FSDP, {"precision": "bf16"}, "cast weights", None),

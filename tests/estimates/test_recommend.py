@@ -179,7 +179,7 @@ def test_one_node_is_faster_than_several_of_as_many_gpus() -> None:
         assert one < two < four  # a node of fewer GPUs has fewer network cards
 
 
-# One question, one answer: all that is told of it, and what is left out where too little is
+# One question and its answer: every line of it, and what is left out where too little is
 
 
 def ask(**changes: Any) -> Question:

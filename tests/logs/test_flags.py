@@ -222,7 +222,7 @@ def test_any_text_is_a_moment_or_a_usage_error(text: str) -> None:
         assert text not in ("", "10", "25:00", "12:60", "2026-13-01", "-5m", "5w")
 
 
-# What the last lines hold, and what is said of those that are left out
+# What the last lines hold, and the note on those that are left out
 
 
 def write_errors(run: LogsCommand, node: str, *errors: tuple[int, int, str]) -> None:

@@ -150,7 +150,7 @@ def host_store(
 ) -> NoReturn:
     """Host the ranks' store on the first node until this process is killed.
 
-    It is the store of torch's static rendezvous, but waits for nobody: no launcher joins it.
+    It is the store of torch's static rendezvous, but it does not wait: no launcher joins it.
     """
     from datetime import timedelta
 
