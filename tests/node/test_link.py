@@ -371,6 +371,8 @@ async def test_the_cause_of_lost_connections_may_come_late(
     assert (await story(lost, own)).code == 139
     by_itself = dataclasses.replace(lost, has_lost_peer=False)
     assert (await story(by_itself, own)).code == 1  # decided at once
+    fewer_there = dataclasses.replace(by_itself, cause=Cause.WORLD_ELSEWHERE)
+    assert (await story(fewer_there, own)).code == 139
 
 
 async def test_ranks_that_may_fail_alike_are_awaited_until_most_have(

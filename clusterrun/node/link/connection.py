@@ -13,7 +13,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from clusterrun.node.base.causes import Ending, Failure
+from clusterrun.node.base.causes import Cause, Ending, Failure
 from clusterrun.shared.files import parse_object
 
 LINE_BYTES = 1 << 24  # no agent sends a longer one
@@ -23,7 +23,7 @@ TEXT_CHARS = 8192  # of each text in a message
 HELLO_CHARS = 512  # the same before the peer is trusted: it reads no more
 SETTLE_S = 0.4  # after the first failure: an earlier one may still arrive from another node
 ALIKE_S = 2.0  # the same if other ranks may yet fail alike, and no restart has to wait
-CAUSE_S = 10.0  # the same if ranks only lost their peers, which may die slowly
+CAUSE_S = 10.0  # the same if the cause is on another node, whose rank may be slow to report it
 LEAVE_S = 12.0  # longer than an agent needs to kill processes that ignore SIGTERM
 REST_S = 10.0  # for all agents to write the rest of their logs
 ANSWER_S = 60.0  # a busy node or a stalled file system is slow
@@ -176,4 +176,5 @@ class StopDecision:
         if not all(failure.is_consequence for failure in self._failures):
             is_open = self.is_open(Ending.of_first(self._failures), len(self._failures))
             return ALIKE_S if is_open else SETTLE_S
-        return CAUSE_S if any(failure.has_lost_peer for failure in self._failures) else 2 * SETTLE_S
+        is_elsewhere = [f.has_lost_peer or f.cause is Cause.WORLD_ELSEWHERE for f in self._failures]
+        return CAUSE_S if any(is_elsewhere) else 2 * SETTLE_S
