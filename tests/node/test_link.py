@@ -354,11 +354,8 @@ async def test_the_cause_of_lost_connections_may_come_late(
 ) -> None:
     """A rank may take many seconds to die after its connections are closed."""
     monkeypatch.setattr(link_module, "SETTLE_S", 0.02)
-    lost = dataclasses.replace(
-        failure(1, time.time(), code=1),
-        cause=Cause.EXCEPTION,
-        has_lost_peer=True,
-    )
+    raised = dataclasses.replace(failure(1, time.time(), code=1), cause=Cause.EXCEPTION)
+    lost = dataclasses.replace(raised, has_lost_peer=True)
 
     async def story(first: Failure, other: Failure) -> Ending:
         decision = link_module.StopDecision()
@@ -369,9 +366,8 @@ async def test_the_cause_of_lost_connections_may_come_late(
 
     own = failure(0, time.time() + 1, code=139)
     assert (await story(lost, own)).code == 139
-    by_itself = dataclasses.replace(lost, has_lost_peer=False)
-    assert (await story(by_itself, own)).code == 1  # decided at once
-    fewer_there = dataclasses.replace(by_itself, cause=Cause.WORLD_ELSEWHERE)
+    assert (await story(raised, own)).code == 1  # decided at once
+    fewer_there = dataclasses.replace(raised, cause=Cause.WORLD_ELSEWHERE)
     assert (await story(fewer_there, own)).code == 139
 
 

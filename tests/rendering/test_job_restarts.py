@@ -131,6 +131,7 @@ def test_slurms_warning_is_a_request_to_the_head(run: BatchRun, number: int) -> 
     assert process.poll() is None
 
 
+@pytest.mark.long
 def test_a_job_that_others_took_for_lost_leaves_none_of_its_steps(run: BatchRun) -> None:
     process = run.start_step()
     below = descendants(process.pid)[:-1]

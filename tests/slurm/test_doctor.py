@@ -75,6 +75,7 @@ def test_four_healthy_nodes(cluster: Cluster, here: Project) -> None:
     assert read_nodes(Path(answer["run_dir"])).keys() == set(nodes)
 
 
+@pytest.mark.long
 def test_a_node_that_is_stuck_is_named_and_the_others_are_judged(
     cluster: Cluster, here: Project
 ) -> None:

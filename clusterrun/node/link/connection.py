@@ -144,9 +144,8 @@ class StopDecision:
 
     def heard_all(self) -> None:
         """Decide now if ranks were killed, and no node has reported what may have come first."""
-        own = [failure for failure in self._failures if not failure.is_consequence]
-        is_killed = own and all(failure.signal == signal.SIGKILL for failure in own)
-        if is_killed and not self.is_held():
+        signals = {failure.signal for failure in self._failures if not failure.is_consequence}
+        if signals == {signal.SIGKILL} and not self.is_held():
             self.make(Ending.of_first(self._failures))
 
     def complete(self) -> None:
