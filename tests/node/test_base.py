@@ -63,11 +63,7 @@ async def test_a_rank_that_has_reported_its_failure_is_not_waited_for_if_one_loo
     found: list[Failure] = []
     spool = Spool(root=tmp_path)
     ranks = Ranks(
-        spool=spool,
-        node="n1",
-        launched=dict,
-        happened=lambda event: None,
-        failed=found.append,
+        spool=spool, node="n1", launched=dict, happened=lambda event: None, failed=found.append
     )
     now = time.time()
     events = (

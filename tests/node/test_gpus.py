@@ -153,9 +153,10 @@ def test_a_node_without_a_driver_has_no_notes(
 
 def test_what_is_stuck_in_the_kernel_is_not_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "KILL_S", 0.1)
+    others = processes.descendants()  # of other tests
     with subprocess.Popen(["sleep", "60"]) as stuck:
         with monkeypatch.context() as patch:
             patch.setattr(os, "kill", lambda pid, number: None)
-            assert processes.kill_descendants() == [stuck.pid]
-            assert processes.kill_descendants([stuck.pid]) == []
+            assert processes.kill_descendants(spared=others) == [stuck.pid]
+            assert processes.kill_descendants([stuck.pid], others) == []
         stuck.kill()
