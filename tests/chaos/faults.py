@@ -146,10 +146,13 @@ def cut_for_a_while(scene: Scene) -> None:
 
 
 def preempt(scene: Scene) -> None:
-    """Have a job of a higher partition take all GPUs of the training's nodes, for a moment."""
+    """Have a job of a higher partition take all CPUs of the training's nodes, for a moment.
+
+    Slurm 22.05 loses count of GPUs when it requeues a job with a spare node.
+    """
     nodes = ",".join(scene.training.world(scene.attempt))
-    gpus = scene.cluster.shape.gpus_per_node
-    argv = ("-p", "high", "-N2", "-w", nodes, f"--gpus-per-node={gpus}", "-o", "/dev/null")
+    cpus = f"-c{scene.cluster.shape.cpus_per_node}"
+    argv = ("-p", "high", "-N2", "-w", nodes, "--ntasks-per-node=1", cpus, "-o", "/dev/null")
     job_id = scene.cluster.sbatch(*argv, "--wrap=sleep 2")
     scene.undo.callback(scene.cluster.run, ["scancel", job_id], check=False)
 

@@ -32,7 +32,6 @@ def test_a_mesh_of_the_scripts_own_gets_the_size_that_was_asked_for(here: Projec
     argv = ("--set", "launch.tensor_parallel=4", "mesh.py")
     done = here.cli("submit", "--wait", *FOUR, *argv, timeout_s=500)
     assert done.returncode == 0, done.stderr
-    assert "a script with its own device mesh runs" in done.stderr
     losses = re.findall(r"rank [0-3] of tensor 4 loss ([0-9.]+)", here.logs("L1"))
     assert len(losses) == 4
     assert len(set(losses)) == 1  # the ranks share one model and its samples
