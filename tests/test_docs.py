@@ -83,7 +83,7 @@ def test_messages_of_ours_that_troubleshooting_quotes_exist() -> None:
 
 
 def test_the_marks_of_log_lines_are_explained() -> None:
-    page = (ROOT / "docs/logs.md").read_text()
+    page = (ROOT / "docs/watching.md").read_text()
     marks = {"stderr": _MARKS[Stream.ERR], "lost output": _MARKS[Stream.GAP]}
     assert ", ".join(f"`{mark}` for {what}" for what, mark in marks.items()) in page
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
@@ -141,7 +141,7 @@ def test_the_toolkit_comes_after_the_environment(tmp_path: Path) -> None:
     (tmp_path / "clusterrun.yaml").write_text(CONFIGS[1])
     resolved = load_spec({}, environ={}, cwd=tmp_path)
     assert resolved.spec.setup == ("conda: llm", 'export CUDA_HOME="$CONDA_PREFIX"')
-    assert len(CONFIGS) == 2
+    assert len(CONFIGS) == 4
 
 
 def test_the_options_of_the_page_are_understood(tmp_path: Path) -> None:

@@ -85,7 +85,8 @@ def _checks() -> Iterator[str]:
         yield f"- Then: {page.why}".replace("*", r"\*")
         yield from (f"- Fix: {text}".replace("*", r"\*") for text in page.fix)
         yield from (f"- Runs on {text}." for text in places(name))
-    yield "\n# Rules\n\nWhat [`clusterrun check`](../check.md) finds in a script and its launch."
+    check = "[`clusterrun check`](../doctor.md#pitfalls-of-a-script)"
+    yield f"\n# Rules\n\nWhat {check} finds in a script and its launch."
     for rule in rules().values():
         yield f"\n## {rule.id}\n\n- Then: {rule.reason}.\n- Fix: {rule.fix}"
 
