@@ -19,8 +19,14 @@ from transformers import TrainerCallback
 
 from clusterrun import runtime
 from clusterrun.errors import ClusterrunError
-from clusterrun.rank.apart import Sharing, is_apart
-from clusterrun.rank.collectives import agreed_problem, broadcast, gathered, joined_world
+from clusterrun.rank.collectives import (
+    Sharing,
+    agreed_problem,
+    broadcast,
+    gathered,
+    is_apart,
+    joined_world,
+)
 from clusterrun.rank.emit import say
 from clusterrun.rank.save_together import (
     is_superseded,

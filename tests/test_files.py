@@ -98,7 +98,7 @@ def test_a_file_system_without_locks_locks_nothing(
 
 RAISE = """
 import resource
-from clusterrun.shared.descriptors import raise_descriptor_limit
+from clusterrun.shared.files import raise_descriptor_limit
 found = raise_descriptor_limit({wanted})
 assert found <= resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 print(found, *resource.getrlimit(resource.RLIMIT_NOFILE))

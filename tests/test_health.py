@@ -11,9 +11,9 @@ import psutil
 import pytest
 
 from clusterrun.diagnosis.kinds import Memory
-from clusterrun.health import cgroup, machine
-from clusterrun.health.cgroup import MemoryGroup
+from clusterrun.health import machine
 from clusterrun.health.checks import clock as checks_clock
+from clusterrun.health.machine import MemoryGroup
 from clusterrun.health.node import Needs
 from clusterrun.shared.finding import Finding, Severity
 
@@ -24,8 +24,8 @@ GIB = 1 << 30
 def _group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The limit of a cgroup above this process."""
     (tmp_path / "job").mkdir()
-    group = cgroup.MemoryGroup.own("0::/job/step_0/task_0\n", tmp_path)
-    monkeypatch.setattr(cgroup, "own_group", lambda: group)
+    group = MemoryGroup.own("0::/job/step_0/task_0\n", tmp_path)
+    monkeypatch.setattr(machine, "own_group", lambda: group)
     return tmp_path / "memory.max"
 
 

@@ -52,7 +52,7 @@ def test_the_measurement_sees_a_heavy_import() -> None:
 
 
 def test_the_package_loads_nothing_heavy_not_even_click() -> None:
-    for name in ("__version__, runtime", "JobSpec, submit, status"):
+    for name in ("__version__, runtime", "JobSpec, submit, status", "read_logs"):
         program = f"import clusterrun; dir(clusterrun); from clusterrun import {name}"
         assert not _loaded(program=program) & (HEAVY | {"click", "yaml"})
 
@@ -71,7 +71,7 @@ UNNEEDED = HEAVY | {"argparse", "email", "statistics", "yaml"}
 
 
 def test_a_verb_loads_nothing_that_it_may_do_without() -> None:
-    verbs = ("submit", "render", "status", "list", "logs")
+    verbs = ("submit", "render", "status", "list", "logs", "cancel")
     get = "; ".join(f"m.group.get_command(None, '{verb}')" for verb in verbs)
     loaded = _loaded(program=f"import clusterrun.cli.main as m; {get}")
     assert not loaded & (UNNEEDED | {"asyncio", "concurrent", "psutil"})

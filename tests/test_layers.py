@@ -276,7 +276,7 @@ IMPORTS = [
     ("launch.x", "from clusterrun.config import spec\nfrom clusterrun import errors", []),
     ("launch.x", "from clusterrun.rendering.bundle import B", ["rendering.bundle"]),
     ("launch.x", "def f():\n    import clusterrun.rundir.record", ["rundir.record"]),
-    ("launch.x", "if TYPE_CHECKING:\n    from clusterrun.cli import list", ["cli", "cli.list"]),
+    ("launch.x", "if TYPE_CHECKING:\n    from clusterrun.cli import logs", ["cli", "cli.logs"]),
     ("launch.x", "from clusterrun import submit", ["verbs"]),
     ("launch.x", "import clusterrun\nclusterrun.submit()", ["verbs"]),
     ("launch.x", "import clusterrun\nclusterrun.__version__", []),

@@ -25,7 +25,7 @@ from clusterrun.logformat.literals import parser, sre
 compiler = importlib.import_module("re._compiler" if sys.version_info >= (3, 11) else "sre_compile")
 
 ROOMS = ("config.secrets", "diagnosis", "health", "logformat", "logs", "node", "verbs")
-ROOMS += ("backends.slurm.query", "backends.slurm.reasons")
+ROOMS += ("backends.slurm.reasons",)
 LEAST_SIZE = 3_000  # letters
 FOLD = 3
 TABLE = ("address", "looked up by bash or Hydra", "ordinary values")  # of secrets

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from clusterrun.errors import ClusterrunError, JobNotFoundError, UsageError
 from clusterrun.rendering.bundle import Bundle
-from clusterrun.rundir import create, known_roots, record
+from clusterrun.rundir import create, record
 from clusterrun.rundir.paths import RunPaths, RunsDir, directory_name
 from clusterrun.rundir.record import JobRecord
 from tests.patience import patience
@@ -322,10 +322,10 @@ def test_places_are_remembered_newest_first(
     runs_dirs = [RunsDir(root=tmp_path / name) for name in ("a", "b", "gone")]
     for place in runs_dirs:
         place.root.mkdir()
-        known_roots.remember_root(place)
-    known_roots.remember_root(runs_dirs[0])
+        record.remember_root(place)
+    record.remember_root(runs_dirs[0])
     runs_dirs[2].root.rmdir()
-    assert known_roots.remembered_roots() == runs_dirs[:2]
+    assert record.remembered_roots() == runs_dirs[:2]
     assert mode(tmp_path / "state" / "clusterrun" / "roots.json") == 0o600
 
 
@@ -337,9 +337,9 @@ def test_a_damaged_memory_is_no_error(
     file.parent.mkdir()
     file.write_text(text)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    assert known_roots.remembered_roots() == []
-    known_roots.remember_root(RunsDir(root=tmp_path))
-    assert known_roots.remembered_roots() == [RunsDir(root=tmp_path)]
+    assert record.remembered_roots() == []
+    record.remember_root(RunsDir(root=tmp_path))
+    assert record.remembered_roots() == [RunsDir(root=tmp_path)]
 
 
 def test_a_path_stays_spelled_as_the_user_spells_it(runs: RunsDir, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterrun.advice.measured import Measured, measure
+from clusterrun.advice.question import Measured, measure
 from clusterrun.rundir import usage
 from clusterrun.rundir.events import Event, EventType, parse, read, read_ends
 from clusterrun.rundir.paths import RunPaths

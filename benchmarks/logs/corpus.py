@@ -21,7 +21,7 @@ from clusterrun.rundir import record as records
 from clusterrun.rundir.attempt import amend_attempt
 from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.rundir.record import JobRecord
-from clusterrun.shared.job_id import JobId
+from clusterrun.shared.state import JobId
 
 FORMAT = 3  # of the corpus: one of another format is replaced
 JOBS = "jobs-"  # directories of runs that were interrupted

@@ -25,11 +25,17 @@ LOADS = ((100_000, 60), (1_000_000, 100))
 FORWARDER = """
 import sys
 from pathlib import Path
+from clusterrun.node.base.identity import Attempt
 from clusterrun.node.forward.forward import Forwarder
 from clusterrun.node.forward.spool import Spool
+from clusterrun.node.link.member import Clock
 from clusterrun.rundir.paths import RunPaths
+from tests.launch.samples import on_slurm
+from tests.node.jobs import who
 root = Path(sys.argv[1])
-thread = Forwarder(Spool(root=root / "spool"), RunPaths(root=root), 1, "n1")
+plan = on_slurm(gpus_per_node=1)
+attempt = Attempt(plan=plan, paths=RunPaths(root=root), number=1, who=who(0, "n1"))
+thread = Forwarder(attempt, Spool(root=root / "spool"), Clock())
 thread.start()
 print("ready", flush=True)
 sys.stdin.read()

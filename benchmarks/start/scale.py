@@ -24,16 +24,15 @@ from benchmarks.start.world import Times, known
 from clusterrun.health.machine import versions
 from clusterrun.node.base.identity import Identity
 from clusterrun.node.base.ports import candidate_ports
-from clusterrun.node.base.report import LaunchParameters, Report
 from clusterrun.node.base.tasks import SharedDisk
 from clusterrun.node.link import connection
 from clusterrun.node.link import member as agents
-from clusterrun.node.link.clock import Clock
-from clusterrun.node.link.handshake import Realm
+from clusterrun.node.link.connection import LaunchParameters, Realm, Report
 from clusterrun.node.link.head import Head
+from clusterrun.node.link.member import Clock
 from clusterrun.rundir.attempt import take_attempt
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.shared.descriptors import raise_descriptor_limit
+from clusterrun.shared.files import raise_descriptor_limit
 from tests.cluster.cluster import Cluster
 from tests.road import LIGHT
 
@@ -44,7 +43,7 @@ GROUP_NODES = 16
 GROUP_PORTS = {"store": 29600, "gloo": 29650}
 SIZES = (64, 128, 256)  # of torch's groups; the ranks share the cores of this machine
 VARIABLES = 40  # about as many as accelerate and torch set
-PORT = candidate_ports(f"benchmark of the link {os.getpid()}", 1, (20000, 29999)).link[0]
+PORT = candidate_ports(f"benchmark of the link {os.getpid()}", 1, (20000, 29999))[0]
 ENDED = "_job_complete: JobId={} done"
 
 
@@ -244,7 +243,7 @@ async def _head_meets(nodes: int, realm: Realm) -> int:
     head = Head(realm, nodes, lambda: 300.0, SharedDisk())
 
     async def knocked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if not await head.admit(connection.Channel(reader, writer)):
+        if not await head.admit(reader, writer):
             writer.close()
 
     listener = socket.create_server(("127.0.0.1", PORT), backlog=1024)

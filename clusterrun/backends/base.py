@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from clusterrun.errors import SchedulerUnreachableError
 from clusterrun.launch.plan import Plan
 from clusterrun.rundir.paths import RunPaths, RunsDir
-from clusterrun.shared.job_id import JobId
-from clusterrun.shared.state import JobState
+from clusterrun.shared.state import JobId, JobState
 
 if TYPE_CHECKING:
     from clusterrun.rundir.record import Home, JobRecord

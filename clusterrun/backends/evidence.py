@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 from clusterrun.backends.base import SchedulerJob
+from clusterrun.diagnosis.kinds import Unjoined
 from clusterrun.errors import NodeExit
 from clusterrun.logformat.bars import Text, find_bar
 from clusterrun.logformat.lines import LINE_BYTES, LogLine, Stream, parse_line
 from clusterrun.node.recovery.printed import last_word
 from clusterrun.rundir.attempt import read_attempt
-from clusterrun.rundir.events import Event, EventType, read_ends
+from clusterrun.rundir.events import ENDED_BY, Event, EventType, Phase, Startup, read_ends
 from clusterrun.rundir.outcome import Cause, End, Outcome, Reason, read_outcome
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.startup import ENDED_BY, Phase, Startup
-from clusterrun.shared.files import end_of, size_of
+from clusterrun.shared.files import end_of
 from clusterrun.shared.finding import Finding
-from clusterrun.shared.joined import Unjoined
 from clusterrun.shared.state import JobState
 
 UNHEARD = "all ranks were asked to save, but none has called runtime.should_checkpoint()"
@@ -92,7 +89,7 @@ def read_evidence(paths: RunPaths) -> Evidence:
     nodes = read_attempt(paths, attempt).nodes
     # The first node's events, or those of a few nodes while the first node is unknown.
     files = [paths.events(nodes[0])] if nodes else sorted(paths.events_dir.glob("*.jsonl"))[:FEW]
-    found = [event for file in files for event in _read(file, attempt, size_of(file))]
+    found = [event for file in files for event in read_ends(file, attempt)]
     events = sorted(found, key=lambda event: event.at)
     newest = {event.type: event for event in events}
     starts = [event for event in events if event.type is EventType.STARTED]
@@ -132,11 +129,6 @@ def read_evidence(paths: RunPaths) -> Evidence:
         is_unheard=is_unheard,
         preflight=preflight,
     )
-
-
-@functools.lru_cache(maxsize=64)  # `wait` reads the same files often
-def _read(file: Path, attempt: int, size: int) -> tuple[Event, ...]:
-    return tuple(read_ends(file, attempt)) if size else ()
 
 
 def _progress(steps: Sequence[Event]) -> TrainingProgress:
@@ -192,22 +184,16 @@ LAST_BYTES = 2 * LINE_BYTES  # always contains the start of a line
 def with_output(paths: RunPaths, evidence: Evidence) -> TrainingProgress:
     """Add when the ranks on the first node last wrote, and printed steps if none were reported."""
     own = evidence.progress
-    lines = list(_lines(paths, evidence))
-    if not lines:
-        return own
-    own = replace(own, output_at=lines[-1].epoch_us / 1e6)
-    rank_0 = [line for line in lines if line.rank == 0]
-    return own if own.step is not None else _printed(rank_0, own)
-
-
-def _lines(paths: RunPaths, evidence: Evidence) -> Iterator[LogLine]:
-    if not evidence.nodes:
-        return
-    node = evidence.nodes[0]
-    for text in end_of(paths.log(evidence.attempt, node), LAST_BYTES).split(b"\n")[:-1]:
-        line = parse_line(text, node=node, offset=0, near_us=0)
-        if line.rank is not None and line.stream in (Stream.OUT, Stream.ERR):
-            yield line
+    for node in evidence.nodes[:1]:
+        texts = end_of(paths.log(evidence.attempt, node), LAST_BYTES).split(b"\n")[:-1]
+        found = (parse_line(text, node=node, offset=0, near_us=0) for text in texts)
+        outputs = (Stream.OUT, Stream.ERR)
+        lines = [line for line in found if line.rank is not None and line.stream in outputs]
+        if lines:
+            own = replace(own, output_at=lines[-1].epoch_us / 1e6)
+        if own.step is None:
+            return _printed([line for line in lines if line.rank == 0], own)
+    return own
 
 
 def _printed(lines: Sequence[LogLine], own: TrainingProgress) -> TrainingProgress:

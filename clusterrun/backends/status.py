@@ -21,16 +21,14 @@ from clusterrun.backends.evidence import (
     with_output,
 )
 from clusterrun.backends.slurm.reasons import Outlook, PendingReason, explain
-from clusterrun.diagnosis.kinds import Suspicion
+from clusterrun.diagnosis.kinds import Suspicion, Unjoined
 from clusterrun.errors import ClusterrunError, SchedulerUnreachableError
-from clusterrun.rundir.outcome import Cause, End, Next, Outcome, read_end
+from clusterrun.rundir.outcome import Cause, End, Next, Outcome, Reason, read_end, read_request
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import JobRecord, continued_by
-from clusterrun.rundir.request import Reason, read_request
 from clusterrun.rundir.usage import Sample, read_latest
 from clusterrun.shared import files
 from clusterrun.shared.finding import Finding
-from clusterrun.shared.joined import Unjoined
 from clusterrun.shared.state import JobState
 
 

@@ -1,23 +1,32 @@
-"""`config`: show the settings and their origins, and check the files."""
+"""`config`: show the settings and their origins, and check the files; `init`: write one."""
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Final, NamedTuple
 
 import click
 
 from clusterrun.backends.environment import working_directory
-from clusterrun.backends.machine_facts import read_script
+from clusterrun.backends.machine_facts import choose_cluster, find_gpus, read_script, visible_gpus
+from clusterrun.backends.slurm.site import associations, kinds, node_groups
 from clusterrun.cli.shared import complete, output
 from clusterrun.cli.shared.options import JobCommand, JobOptions, job_options
+from clusterrun.config.choices import Cluster
 from clusterrun.config.document import Document, parse_document
-from clusterrun.config.files import FoundFiles, find_files
+from clusterrun.config.files import PROJECT_FILE, FoundFiles, find_files
 from clusterrun.config.load import resolve
-from clusterrun.config.settings import Resolved, Row
+from clusterrun.config.settings import Resolved, Row, yaml_text
 from clusterrun.config.spec import BY_KEY
-from clusterrun.errors import Exit, UsageError
+from clusterrun.errors import ClusterrunError, Exit, UsageError
+from clusterrun.rundir.record import current_user
+from clusterrun.shared import files
+from clusterrun.shared.durations import clock
 from clusterrun.shared.wording import nearest
 
 
@@ -115,7 +124,7 @@ def _problems(
     What submit would refuse is one, if the files describe a whole job: without a profile or a
     script, options of the command line may complete them.
     """
-    from clusterrun.verbs.render import check_without_slurm  # `show` needs none of it
+    from clusterrun.verbs.render import prepare  # `show` needs none of it
 
     errors = [error for document in documents for error in document.errors]
     warnings = [text for document in documents for text in document.warnings]
@@ -125,10 +134,233 @@ def _problems(
             resolved = resolve(found, {}, environ=os.environ, cwd=cwd, profile=profile)
             warnings += resolved.notes
             read_script(resolved)
-            has_script = resolved.spec.script or resolved.spec.module
-            if has_script and (resolved.profile or not profiles):
-                check_without_slurm(resolved)
+            spec = resolved.spec
+            if (spec.script or spec.module) and (resolved.profile or not profiles):
+                if spec.cluster is Cluster.AUTO:  # this machine may lack Slurm
+                    spec = dataclasses.replace(spec, cluster=Cluster.SLURM)
+                prepare(resolved._replace(spec=spec)).refuse_problem()
         except UsageError as error:
             if str(error) not in map(str, errors):
                 errors.append(error)
     return errors, list(dict.fromkeys(warnings))
+
+
+# A starter file
+
+DAY_S: Final = 24 * 3600
+LOOKED_AT: Final = 200  # files, and directories
+LISTED: Final = 2000  # names in each directory: a data directory may contain millions
+READ_BYTES: Final = 256 * 1024  # of each
+NAMED: Final = 5  # others, in a comment
+
+_MAIN: Final = re.compile(rb"^if\s+__name__\s*==", re.MULTILINE)
+_TRAINS: Final = re.compile(
+    rb"^\s*(?:from|import)\s+(?:torch|accelerate|deepspeed|transformers|trl|lightning"
+    rb"|pytorch_lightning|torchtitan|clusterrun)\b",
+    re.MULTILINE,
+)
+_TRAIN_NAME: Final = re.compile(r"train|finetune|fine_tune|sft|main|run_")
+_NO_CODE: Final = re.compile(
+    r"\.|__pycache__$|(?:data|dataset|output|log|run|checkpoint|ckpt|result)s?$"
+    r"|(?:v?env|virtualenv|wandb|mlruns|lightning_logs|node_modules|build|dist)$",
+    re.IGNORECASE,
+)
+_NO_SCRIPT: Final = re.compile(r"^test_|_test\.py$|^(?:conftest|setup|__init__)\.py$")
+_WIDTH: Final = 34  # where the comments begin
+_SETTING: Final = re.compile(r"( *)#?(\w+):(?: .*)?")
+_SECTION: Final = re.compile(r"(\w+):$")
+
+# A settings line is commented out with a bare '#', a sentence with '# '.
+STARTER: Final = """\
+# Every clusterrun command in this directory and below reads this file.
+# Remove a '#' to set a value. The command line and CLUSTERRUN_* variables override this file.
+# To see the source of each value, run: clusterrun config show --origin
+
+#script: train.py                 # the script that 'clusterrun submit' trains
+#args: [--epochs, "3"]            # its arguments
+#name: my-model                   # of the job and of its runs
+#cluster: auto                    # slurm, local (this machine) or auto: Slurm if sbatch is found
+#run_dir: runs                    # logs and records; on Slurm in a file system that the nodes share
+
+slurm:
+  #partition: gpu
+  #account: my-account
+  #time: 1-00:00:00               # days-hours:minutes:seconds
+  #nodes: 2
+  #gpus_per_node: 4               # one rank per GPU
+  #gpu_type: a100                 # requests gpu:a100:4
+  #cpus_per_task: 32              # per node
+  #mem: 200G                      # per node
+
+launch:
+  #nproc_per_node: 2              # ranks per node, if not one per GPU
+  #device: auto                   # cuda, cpu or auto
+  #strategy: ddp                  # none, ddp, fsdp, zero1, zero2, zero3, zero2-offload, ...
+  #mixed_precision: auto          # no, fp16, bf16 or auto: the best that the GPUs support
+  #setup: ["modules: cuda/12.4", "conda: llm"]    # also "venv: DIR", "uv: DIR" or a line of bash
+  #python: python3                # on the nodes; default: that of conda, venv or uv, else this one
+
+env:
+  #TOKENIZERS_PARALLELISM: "false"
+
+# Pass tokens and keys by name: their values come from your shell and are never stored.
+#pass_env: [WANDB_API_KEY, HF_TOKEN]
+
+# Choose one with 'clusterrun submit --profile a100', or with a line 'profile: a100' above.
+profiles:
+  #a100: {slurm: {partition: gpu, constraint: a100}, network: {preset: infiniband}}
+  #debug: {slurm: {partition: debug, time: "00:30:00", nodes: 1}}
+"""
+
+
+@click.command("init")
+@click.argument("directory", metavar="[DIR]", default=".", type=click.Path())
+@click.option(
+    "--script",
+    metavar="FILE",
+    type=click.Path(),
+    shell_complete=complete.files,
+    help="set the training script  [default: the one found in DIR]",
+)
+@click.option("--force", is_flag=True, help="replace an existing clusterrun.yaml")
+def init_command(directory: str, script: str | None, force: bool) -> None:
+    """Write a starter clusterrun.yaml.
+
+    Look for the training script in DIR, and ask Slurm once for partitions, GPU types, time limits
+    and your accounts. Without Slurm, configure this machine. The file works as it is; comments list
+    the alternatives.
+    """
+    path = Path(directory) / PROJECT_FILE
+    if os.path.lexists(path) and not force:
+        raise UsageError(f"{path} exists", hint="pass --force to replace it")
+    scripts = [script] if script is not None else find_scripts(path.parent)
+    known = _place()
+    if scripts:
+        also = f"also found: {_names(scripts[1:])}" * bool(scripts[1:])
+        known = {"script": Known(yaml_text(scripts[0]), also), **known}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.write_whole(path, filled(known), mode=files.BY_UMASK)
+    except OSError as error:
+        cause = error.strerror or str(error)
+        hint = "choose a directory that you can write to"
+        raise ClusterrunError(f"cannot write {path}", cause=cause, hint=hint) from error
+    if script is not None and not (path.parent / script).exists():
+        output.warn(f"script '{script}' does not exist in {path.parent.resolve()}")
+    output.answer(str(path), wraps=False)
+    rows = {key.rpartition(".")[2]: each.value for key, each in known.items() if each.value}
+    submit = "clusterrun submit" if "script" in rows else "clusterrun submit SCRIPT"
+    rows |= {"check": "clusterrun config validate", "train": submit}
+    width = max(map(len, rows))
+    for name, text in rows.items():
+        output.detail(name.ljust(width), text or "")
+
+
+# The script
+
+
+def find_scripts(directory: Path) -> list[str]:
+    """Return the Python files that may be the training script, the likeliest first."""
+    own = _listed(directory)
+    folders = [each for each in own if not _NO_CODE.match(each.name) and each.is_dir()]
+    shallow = [each for each in folders[:LOOKED_AT] if not each.is_symlink()]  # to data
+    listed = [*own, *(each for folder in shallow for each in _listed(folder))]
+    paths = [each for each in listed if each.suffix == ".py"][:LOOKED_AT]
+    scored = sorted(((_score(path), path) for path in paths), key=lambda each: -each[0])
+    return [str(path.relative_to(directory)) for score, path in scored if score > 0]
+
+
+def _listed(directory: Path) -> list[Path]:
+    """List a directory by name; only part of a very large one."""
+    try:
+        return sorted(itertools.islice(directory.iterdir(), LISTED))
+    except OSError:
+        return []
+
+
+def _score(path: Path) -> int:
+    """Score a file: first whether it can be run, then its imports, then its name."""
+    if _NO_SCRIPT.search(path.name) or not str(path).isprintable() or not path.is_file():
+        return 0
+    try:
+        with path.open("rb") as file:
+            text = file.read(READ_BYTES)
+    except OSError:
+        return 0
+    runs, trains = bool(_MAIN.search(text)), bool(_TRAINS.search(text))
+    return 4 * runs + 3 * trains + 2 * bool(_TRAIN_NAME.search(path.stem))
+
+
+def _names(names: Iterable[str]) -> str:
+    """List some names in a comment."""
+    shown = list(names)
+    return ", ".join([*shown[:NAMED], "..."] if len(shown) > NAMED else shown)
+
+
+# The place
+
+
+def _place() -> dict[str, Known]:
+    if choose_cluster(Cluster.AUTO).scheduler.is_this_machine:
+        gpus = len(visible_gpus(find_gpus(), os.environ))
+        where = {"cluster": Known("local", "this machine has no Slurm"), "slurm.nodes": Known("1")}
+        if gpus:
+            return {**where, "slurm.gpus_per_node": Known(str(gpus), "one rank per GPU")}
+        ranks = Known("2", "ranks per node; this machine has no GPU")
+        return {**where, "launch.nproc_per_node": ranks, "launch.device": Known("cpu")}
+    known = {"cluster": Known("slurm", "this machine has sbatch"), "slurm.nodes": Known("1")}
+    rows = kinds(node_groups(None))
+    if not rows:
+        output.warn("sinfo did not answer", notes=("set the partition and GPUs in the file",))
+        return known
+    allowed = associations(current_user())
+    mine = {partition for _, partition in allowed} or {""}
+    usable = [row for row in rows if not mine.isdisjoint(("", row.partition))]
+    # One with GPUs: the default, else that with the most nodes.
+    chosen = max(usable or rows, key=lambda row: (bool(row.gpus), row.is_default, row.count))
+    name, limit_s = chosen.partition, min(chosen.limit_s or DAY_S, DAY_S)
+    others = {row.partition: None for row in rows if row.partition != name}
+    accounts = {account: None for account, partition in allowed if partition in ("", name)}
+    known["slurm.partition"] = Known(yaml_text(name), f"also: {_names(others)}" * bool(others))
+    known["slurm.time"] = Known(f'"{clock(limit_s)}"')
+    if len(accounts) == 1:
+        known["slurm.account"] = Known(yaml_text(*accounts))
+    elif accounts:
+        known["slurm.account"] = Known(None, f"one of: {_names(accounts)}; the default is charged")
+    if not chosen.gpus:
+        return {**known, "launch.device": Known("cpu", f"'{name}' has no GPUs")}
+    kind, number = chosen.gpus[0]  # what a whole node has
+    known["slurm.gpus_per_node"] = Known(str(number), "one rank per GPU; all GPUs of a node")
+    if kind:
+        known["slurm.gpu_type"] = Known(yaml_text(kind), f"requests gpu:{kind}:{number}")
+    return {**known, "slurm.cpus_per_task": Known(str(chosen.cpus or 1), "all CPUs of a node")}
+
+
+# The file
+
+
+class Known(NamedTuple):
+    """A value as YAML, and a comment beside it ("": that of the starter); None: only a comment."""
+
+    value: str | None
+    comment: str = ""
+
+
+def filled(known: Mapping[str, Known]) -> str:
+    """Fill in what is known, by key.
+
+    >>> filled({"slurm.nodes": Known("3", "of 8")}).splitlines()[14]
+    '  nodes: 3                        # of 8'
+    """
+    lines, section = [], ""
+    for line in STARTER.splitlines():
+        found, heading = _SETTING.match(line), _SECTION.match(line)
+        if heading:
+            section = heading[1]
+        elif found and (new := known.get(f"{section}.{found[2]}" if found[1] else found[2])):
+            setting, _, comment = line.partition(" # ")
+            if new.value is not None:
+                setting = f"{found[1]}{found[2]}: {new.value}"
+            line = f"{setting.rstrip():<{_WIDTH}}# {new.comment or comment}".removesuffix("# ")
+        lines.append(line.rstrip())
+    return "\n".join(lines) + "\n"

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shlex
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from clusterrun.cli.shared import complete, output
 from clusterrun.cli.shared.closing import Row, block, labelled
-from clusterrun.cli.shared.job_json import timestamp
-from clusterrun.cli.shared.job_text import choose_attempts, cut, find_announced
+from clusterrun.cli.shared.job_view import choose_attempts, cut, find_announced, timestamp
 from clusterrun.cli.shared.options import explain_option
+from clusterrun.config.secrets import is_secret, redacted
 from clusterrun.diagnosis.lines import PrintedLine
 from clusterrun.diagnosis.scan import FoundSign
 from clusterrun.diagnosis.weigh import Verdict
-from clusterrun.errors import Exit, JobNotFoundError, UsageError
+from clusterrun.errors import ClusterrunError, Exit, JobNotFoundError, UsageError
+from clusterrun.rundir import reading
+from clusterrun.rundir.attempt import SCHEMA, read_attempt
+from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import JobRecord
+from clusterrun.shared import files
 from clusterrun.shared.hostlist import fold_hosts, fold_ranks
 from clusterrun.shared.state import JobState
 from clusterrun.shared.wording import count
-from clusterrun.verbs.bundle import write_bundle
 from clusterrun.verbs.diagnose import REPORTED, Diagnosis, diagnose, diagnose_logs, place_of, short
 from clusterrun.verbs.hangs import LASTING_S, SAMPLES_S, Hang, groups, look, sentences
 from clusterrun.verbs.remedies import retry_of, run_of, to_do
@@ -118,16 +124,6 @@ def _found(job: str | None) -> JobRecord:
             raise
         hint = f"to diagnose a file: clusterrun diagnose --log {shlex.quote(job)}"
         raise JobNotFoundError(error.message, hint=hint) from error
-
-
-def _pack(target: Path, record: JobRecord, found: Diagnosis) -> None:
-    number, unknown = write_bundle(target, record, found.attempt, diagnosis_object(found))
-    output.say(f"packed {count(number, 'file')} into {target}; read it before you send it")
-    if unknown:
-        output.note(
-            f"logs and messages are left out: this shell may lack the job's {', '.join(unknown)}; "
-            "set it as it was at the submission, and pack again"
-        )
 
 
 def _rows(found: Diagnosis) -> Iterator[Row]:
@@ -302,3 +298,83 @@ def _look_object(hang: Hang) -> dict[str, Any]:
         "dumped": hang.dumped,
         "silent": list(hang.silent),
     }
+
+
+# What explains the failure, in one archive that can be given to others, without secrets
+
+MOST_BYTES: Final = 256 * 1024  # of a file: its last part
+MOST_NODES: Final = 64  # whose logs are packed
+_LEAST_LETTERS: Final = 6  # of a value that is searched for; shorter ones are words
+_NO_TEXTS: Final = ("class", "role", "domain", "status", "ranks", "nodes", "retry")  # of a verdict
+
+
+def _pack(target: Path, record: JobRecord, found: Diagnosis) -> None:
+    """Write a `.tgz` of a run's diagnosis, records, configuration and errors.
+
+    Of many nodes, those of the verdict come first. The values of variables that were passed by name
+    are removed from it; it has no texts of the script if this shell may not have all of them.
+    Raises ClusterrunError if `target` exists or cannot be written.
+    """
+    import io
+    import tarfile
+
+    from clusterrun.verbs.submit import passed_names, unknown_names
+
+    unknown = unknown_names(record.paths)
+    values = {name: os.environ.get(name, "") for name in passed_names(record.paths)}
+    texts, names = _texts(record.paths, found, with_output=not unknown), set[str]()
+    try:
+        with target.open("xb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
+            os.fchmod(file.fileno(), 0o600)
+            for name, text in texts:
+                data = _without(values, text).encode("utf-8", "replace")
+                entry = tarfile.TarInfo(f"{record.name}-{record.run_id}/{name}")
+                entry.size, entry.mode = len(data), 0o600
+                archive.addfile(entry, io.BytesIO(data))
+                names.add(name)
+    except OSError as error:
+        raise ClusterrunError(
+            f"cannot write {target}", cause=error.strerror or "", hint="name another file"
+        ) from error
+    output.say(f"packed {count(len(names), 'file')} into {target}; read it before you send it")
+    if unknown:
+        output.note(
+            f"logs and messages are left out: this shell may lack the job's {', '.join(unknown)}; "
+            "set it as it was at the submission, and pack again"
+        )
+
+
+def _without(values: Mapping[str, str], text: str) -> str:
+    """Remove values, the longest first: one may begin like another. JSON escapes some letters."""
+    for name, value in sorted(values.items(), key=lambda item: -len(item[1])):
+        if len(value) < _LEAST_LETTERS and not is_secret(name, value):
+            continue
+        for form in (value, json.dumps(value)[1:-1]):
+            text = text.replace(form, f"[{name}]")
+    return redacted(text)
+
+
+def _texts(paths: RunPaths, found: Diagnosis, *, with_output: bool) -> Iterator[tuple[str, str]]:
+    answer, attempt = diagnosis_object(found), found.attempt
+    verdict = answer["verdict"] or {}
+    shown = answer if with_output else {"verdict": {n: verdict.get(n) for n in _NO_TEXTS}}
+    yield "diagnosis.json", json.dumps(shown, indent=2) + "\n"
+    # Not the other scripts: job.sbatch contains all these files.
+    configuration = (paths.resolved, paths.plan, paths.accelerate, paths.deepspeed)
+    of_run = (paths.env_script, paths.record)
+    outputs = [paths.end, paths.batch_output, paths.outcome(attempt)]
+    for kind in (
+        paths.log_errors(attempt, "any").parent.glob("*.err"),
+        paths.events_dir.glob("*.jsonl"),
+        paths.rank_errors(attempt, "any").parent.glob("*.jsonl"),
+    ):
+        blamed = verdict.get("nodes", ())  # they come first
+        outputs += sorted(kind, key=lambda path: (path.stem not in blamed, path.name))[:MOST_NODES]
+    record = replace(read_attempt(paths, attempt), secret="")
+    name = paths.attempt_record(attempt).relative_to(paths.root).as_posix()
+    yield name, reading.as_text(record, SCHEMA)
+    for path in (*configuration, *of_run, *(outputs if with_output else ())):
+        data = files.end_of(path, MOST_BYTES)
+        data = data[data.find(b"\n") + 1 :] if len(data) == MOST_BYTES else data  # whole lines
+        if data:
+            yield path.relative_to(paths.root).as_posix(), data.decode("utf-8", "replace")

@@ -15,13 +15,12 @@ from clusterrun.cli.shared import output
 from clusterrun.cli.shared.options import JobOptions, ScriptCommand, explain_option, job_options
 from clusterrun.diagnosis.table import KnownCause, built_in
 from clusterrun.errors import Exit, UsageError
-from clusterrun.health import checks
-from clusterrun.health.together import DIRECTORY
+from clusterrun.health import node
+from clusterrun.health.trial import DIRECTORY
 from clusterrun.linting.rule import rules
 from clusterrun.shared.finding import Finding, Severity
 from clusterrun.shared.wording import nearest
-from clusterrun.verbs.doctor import chosen, examine, is_chosen, places, subject_of
-from clusterrun.verbs.smoke import examine_here, findings, run
+from clusterrun.verbs import doctor
 
 _WIDTH: Final = 90  # of a page's text
 _COUNTED: Final = dict(zip(Severity, ("ok", "noted", "failed", "skipped"), strict=True))
@@ -34,11 +33,7 @@ _COUNTED: Final = dict(zip(Severity, ("ok", "noted", "failed", "skipped"), stric
 @explain_option
 @output.json_option
 def command(
-    job: JobOptions,
-    *,
-    only: tuple[str, ...],
-    skip: tuple[str, ...],
-    as_json: bool,
+    job: JobOptions, *, only: tuple[str, ...], skip: tuple[str, ...], as_json: bool
 ) -> Exit:
     """Check this machine and Slurm for a job, or nodes.
 
@@ -53,22 +48,20 @@ def command(
     clusterrun doctor --only slurm --only path
     """
     only, skip = (tuple(",".join(each).split(",")) if each else () for each in (only, skip))
-    subject = subject_of(job.load())
-    looks = chosen(subject, only, skip)
+    subject = doctor.subject_of(job.load())
+    looks = doctor.chosen(subject, only, skip)
     facts: dict[str, object] = {"job_id": None, "run_dir": None, "exclude": None}
-    if "nodes" not in job.flags or {"script", "module"} & job.flags.keys():
-        found = _shown(examine(subject, looks), as_json)
-    else:
-        found = _shown(examine_here(subject, looks), as_json)
-        if any(x.severity is Severity.FAIL for x in found):
-            output.say("no job was submitted")
-        else:
-            smoke = run(subject.prepared.resolved, output.say)
-            of_nodes, exclude = findings(smoke)
-            facts = {"job_id": smoke.job_id, "run_dir": str(smoke.run_dir)}
-            facts["exclude"] = exclude or None
-            found += _shown([x for x in of_nodes if is_chosen(x.id, only, skip)], as_json)
-            output.say(f"the nodes' reports are in {smoke.run_dir / DIRECTORY}")
+    is_trial = "nodes" in job.flags and not {"script", "module"} & job.flags.keys()
+    found = _shown(doctor.examine(subject, looks, before_nodes=is_trial), as_json)
+    if is_trial and any(x.severity is Severity.FAIL for x in found):
+        output.say("no job was submitted")
+    elif is_trial:
+        smoke = doctor.check_nodes(subject.prepared.resolved, output.say)
+        of_nodes, exclude = doctor.findings(smoke)
+        facts = {"job_id": smoke.job_id, "run_dir": str(smoke.run_dir)}
+        facts["exclude"] = exclude or None
+        found += _shown([x for x in of_nodes if doctor.is_chosen(x.id, only, skip)], as_json)
+        output.say(f"the nodes' reports are in {smoke.run_dir / DIRECTORY}")
     return _close(found, facts, as_json)
 
 
@@ -139,7 +132,7 @@ Page = tuple[str, list[tuple[str, str]]]
 def pages() -> dict[str, Page]:
     """Return the pages of all ids."""
     causes = {cause.id: _page_of_cause(cause) for cause in built_in().values()}
-    looks = {name: _page_of_check(name, page) for name, page in checks.pages().items()}
+    looks = {name: _page_of_check(name, page) for name, page in node.pages().items()}
     return {**causes, **looks, **{x.id: (x.reason, [("fix", x.fix)]) for x in rules().values()}}
 
 
@@ -149,11 +142,11 @@ def _page_of_cause(cause: KnownCause) -> Page:
     return cause.means, rows
 
 
-def _page_of_check(name: str, page: checks.CheckPage) -> Page:
+def _page_of_check(name: str, page: node.CheckPage) -> Page:
     rows = []
     for label, text in (("FAIL if", page.fails), ("note if", page.notes), ("then", page.why)):
         lines = textwrap.wrap(text, _WIDTH, break_on_hyphens=False)
         rows += [("" if number else label, line) for number, line in enumerate(lines)]
     rows += [("fix", text) for text in page.fix]  # never wrapped: they are copied
-    rows += [("runs on", text) for text in places(name)]
+    rows += [("runs on", text) for text in doctor.places(name)]
     return f"looks at {page.looks_at}", rows

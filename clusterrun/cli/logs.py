@@ -22,22 +22,20 @@ from clusterrun.cli.logs_view import (
 from clusterrun.cli.shared import complete, output
 from clusterrun.cli.shared.closing import say_end
 from clusterrun.cli.shared.help import GroupedCommand, under
-from clusterrun.cli.shared.job_text import failure_lines
-from clusterrun.cli.shared.progress_text import WaitLine
+from clusterrun.cli.shared.job_view import WaitLine, failure_lines
 from clusterrun.errors import ClusterrunError, Exit, UsageError
 from clusterrun.logformat.lines import LogLine
 from clusterrun.logs.follow import Entry, Joined, Left, NewAttempt, Pause, follow
+from clusterrun.logs.merge import Cut, last_lines
 from clusterrun.logs.sources import FileKind, LogFile, file_size, has_left_out, sources_of
-from clusterrun.logs.tail import Cut, last_lines
 from clusterrun.logs.text import strip_controls
 from clusterrun.rundir.outcome import Cause, read_outcome
-from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared import wording
 from clusterrun.shared.files import end_of
 from clusterrun.shared.hostlist import fold_hosts
 from clusterrun.shared.state import JobState
-from clusterrun.verbs.status import POLL_S, Watch, look
+from clusterrun.verbs.status import look, looks
 
 _lines, _few_lines = under("Lines"), under("Lines", common=False)
 _filter = under("Filter")
@@ -70,11 +68,7 @@ _instead = under("Instead")
     metavar="N|all",
     help="print the last N lines of each printed attempt, or all  [default: 200]",
 )
-@_lines(
-    "--since",
-    metavar="T",
-    help="start at this time: 1h30m (ago), 12:30 or 2026-08-01T12:30",
-)
+@_lines("--since", metavar="T", help="start at this time: 1h30m (ago), 12:30 or 2026-08-01T12:30")
 @_few_lines("--until", metavar="T", help="stop at this time")
 @_filter("-g", "--include", "-i", multiple=True, metavar="RE", help="print only lines that match")
 @_filter("--exclude", multiple=True, metavar="RE", help="omit lines that match")
@@ -240,7 +234,9 @@ def _tell_nothing_yet(request: Request) -> None:
     if not now.state.is_terminal:
         output.say(f"{title} is {now.state.value}; nothing has been written yet ({where})")
         return
-    printed = _end_of_batch_output(request.record.paths)
+    lines = end_of(request.record.paths.batch_output, 4096).decode("utf-8", "replace").splitlines()
+    different = (line for line, _ in groupby(lines[-10:]))  # nodes repeat each other
+    printed = "\n".join(strip_controls(line, keep_colours=False) for line in different) or None
     raise ClusterrunError(
         f"{title} is {now.state.value} and has no log lines",
         cause=printed,
@@ -251,12 +247,6 @@ def _tell_nothing_yet(request: Request) -> None:
 def _why_it_waits(title: str, now: JobStatus) -> str:
     why = now.pending.text if now.pending else now.reason
     return ": ".join(filter(None, (f"{title} is {now.state.value.lower()}", why)))
-
-
-def _end_of_batch_output(paths: RunPaths) -> str | None:
-    lines = end_of(paths.batch_output, 4096).decode("utf-8", "replace").splitlines()[-10:]
-    different = (line for line, _ in groupby(lines))  # nodes repeat each other
-    return "\n".join(strip_controls(line, keep_colours=False) for line in different) or None
 
 
 # What was left out
@@ -375,17 +365,17 @@ class _Watch:
     """Looks now and then whether the job has ended, sooner once a node's log is complete."""
 
     def __init__(self, record: JobRecord) -> None:
-        self._record, self._watch = record, Watch(record)
+        self._record, self._looks = record, looks(record)
         self._due_at = float("-inf")
         self._said = ""
-        self._prints = False
+        self._is_over = self._prints = False
         self._line = WaitLine()
         self.now: JobStatus | None = None
 
     def see(self, entry: Entry) -> None:
         """Show on a terminal what an attempt does until it prints."""
         if isinstance(entry, Left):
-            self._watch.pause_s, self._due_at = POLL_S, float("-inf")
+            self._looks, self._due_at = looks(self._record), float("-inf")
         if not isinstance(entry, Pause):
             output.still()
             self._prints = isinstance(entry, LogLine)
@@ -395,15 +385,13 @@ class _Watch:
     def ended(self) -> bool:
         """Return whether the job has ended, or its scheduler has forgotten it."""
         if time.monotonic() >= self._due_at:
-            now = self.now = self._watch.look()
+            now, self._is_over, pause_s = next(self._looks)
+            self.now = now
+            text = _why_it_waits(title_of(self._record), now) if now.state in _WAITING else ""
             if now.error:
-                self._say(f"{now.error.message}; still following the logs")
-            elif now.state in _WAITING:
-                self._say(_why_it_waits(title_of(self._record), now))
-            self._due_at = time.monotonic() + self._watch.pause_s
-        return self._watch.is_over
-
-    def _say(self, text: str) -> None:
-        if text != self._said:
-            self._said = text
-            output.say(text)
+                text = f"{now.error.message}; still following the logs"
+            if text not in ("", self._said):
+                self._said = text
+                output.say(text)
+            self._due_at = time.monotonic() + pause_s
+        return self._is_over

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from clusterrun.cli.shared import output
-from clusterrun.cli.shared.job_text import choose_attempts, find_announced
+from clusterrun.cli.shared.job_view import choose_attempts, find_announced
 from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.logformat.lines import LogLine, Stream
 from clusterrun.logs.dedup import LEAST_WRITERS

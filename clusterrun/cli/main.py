@@ -67,14 +67,14 @@ VERBS: Final[dict[str, Verb]] = {
     "resume": Verb("resume", "Run", "Continue a run that has ended."),
     "resubmit": Verb("resume", "Run", "Start a new run like an earlier one."),
     "cancel": Verb("cancel", "Run", "Cancel jobs."),
-    "prune": Verb("prune", "Run", "Remove old runs of this project."),
+    "prune": Verb("cancel", "Run", "Remove old runs of this project."),
     "status": Verb("status", "Watch", "Show the state of jobs."),
     "top": Verb("status", "Watch", "Show a job while it runs."),
-    "list": Verb("list", "Watch", "List jobs and their states."),
+    "list": Verb("status", "Watch", "List jobs and their states."),
     "logs": Verb("logs", "Watch", "Print the output of the ranks."),
     "diagnose": Verb("diagnose", "Watch", "Name why a run failed."),
     "explain": Verb("doctor", "Watch", "Explain a cause, a check or a rule."),
-    "init": Verb("init", "Set up", "Write a starter clusterrun.yaml."),
+    "init": Verb("config", "Set up", "Write a starter clusterrun.yaml."),
     "config": Verb("config", "Set up", "Show and check the configuration."),
     "doctor": Verb("doctor", "Set up", "Check this machine and Slurm for a job, or nodes."),
     "completion": Verb("main", "Set up", "Print a completion script for a shell."),
@@ -269,28 +269,23 @@ def _invoke(args: list[str]) -> int:
             return shell_complete(group, {}, "clusterrun", _COMPLETE, instruction)
         except (ClusterrunError, OSError):  # an error would spoil the line being typed
             return Exit.FAILED
-    try:
-        with group.make_context("clusterrun", list(args)) as ctx:
-            result = _invoke_here(ctx, args)
-    except ClickExit as leaving:
-        return leaving.exit_code
-    return result if isinstance(result, int) else Exit.OK
-
-
-def _invoke_here(ctx: click.Context, args: list[str]) -> Any:
-    """Run the verb here, or on the host that has the run."""
     if ElsewhereError.VARIABLE in os.environ:
         from clusterrun.cli.shared.forward import arrive
 
         arrive()
     try:
-        return group.invoke(ctx)
-    except ElsewhereError as there:
-        from clusterrun.cli.shared import forward  # imports what runs commands
+        with group.make_context("clusterrun", list(args)) as ctx:
+            try:
+                result = group.invoke(ctx)
+            except ElsewhereError as there:  # the verb runs on the host that has the run
+                from clusterrun.cli.shared import forward  # imports what runs commands
 
-        if ctx.invoked_subcommand not in forward.VERBS:  # it would start another run there
-            raise
-        return forward.forward(args, there, ctx.invoked_subcommand)
+                if ctx.invoked_subcommand not in forward.VERBS:  # it would start another run there
+                    raise
+                result = forward.forward(args, there, ctx.invoked_subcommand)
+    except ClickExit as leaving:
+        return leaving.exit_code
+    return result if isinstance(result, int) else Exit.OK
 
 
 def _read_session(args: list[str]) -> None:

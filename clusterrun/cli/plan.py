@@ -9,8 +9,13 @@ from typing import Any, Final
 
 import click
 
-from clusterrun.advice.measured import Measured, measure
-from clusterrun.advice.question import assumptions_of, effective_batch, question_of
+from clusterrun.advice.question import (
+    Measured,
+    assumptions_of,
+    effective_batch,
+    measure,
+    question_of,
+)
 from clusterrun.cli import plan_view
 from clusterrun.cli.shared import complete, output
 from clusterrun.cli.shared.options import JobCommand, JobOptions, job_options
@@ -98,7 +103,11 @@ def command(
         _compare(None if job_id == _NEWEST else job_id, as_json=as_json)
         return Exit.OK
     resolved = _resolved(job, job_file)
-    question = _question(resolved, is_open=recommends)
+    for text in resolved.notes:
+        output.note(text)
+    question = question_of(resolved, is_open=recommends)
+    for text in assumptions_of(resolved):
+        output.note(text)
     if recommends:
         return _recommend(question, as_json=as_json)
     around = neighbours(question, what) if what else []
@@ -122,15 +131,6 @@ def _resolved(job: JobOptions, job_file: str | None) -> Resolved:
             raise UsageError("JOBFILE and --config cannot be combined", hint="keep one of them")
         job = job._replace(config_file=job_file)
     return job.load()
-
-
-def _question(resolved: Resolved, *, is_open: bool) -> Question:
-    for text in resolved.notes:
-        output.note(text)
-    question = question_of(resolved, is_open=is_open)
-    for text in assumptions_of(resolved):
-        output.note(text)
-    return question
 
 
 def _recommend(question: Question, *, as_json: bool) -> Exit:

@@ -7,25 +7,7 @@ from typing import Any
 
 import click
 
-from clusterrun.cli.shared import complete, output, submission
-from clusterrun.cli.shared.job_text import (
-    brief,
-    failure_text,
-    find_announced,
-    how_it_ended,
-    locate_announced,
-)
-from clusterrun.cli.shared.options import (
-    ContinueCommand,
-    HowToAnswer,
-    JobOptions,
-    answer_options,
-    dry_run_option,
-    exclude_bad_option,
-    job_options,
-    submission_option,
-)
-from clusterrun.cli.shared.submission import answer_and_wait
+from clusterrun.cli.shared import complete, job_view, options, output, submission
 from clusterrun.errors import Exit
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.wording import count
@@ -40,29 +22,31 @@ from clusterrun.verbs.resume import (
 from clusterrun.verbs.submit import submit_prepared
 
 
-@click.command(cls=ContinueCommand)
+@click.command(cls=options.ContinueCommand)
 @click.argument("run", metavar="[JOB]", required=False, shell_complete=complete.jobs)
-@job_options(script=False, files=False)
-@submission_option(
+@options.job_options(script=False, files=False)
+@options.submission_option(
     "--from",
     "start",
     metavar="POINT",
     default="latest",
     help="start from latest, step-N or scratch  [default: latest]",
 )
-@exclude_bad_option
-@submission_option("--force", is_flag=True, help="resume even if the run seems to be active")
-@dry_run_option
-@answer_options
+@options.exclude_bad_option
+@options.submission_option(
+    "--force", is_flag=True, help="resume even if the run seems to be active"
+)
+@options.dry_run_option
+@options.answer_options
 def command(
     run: str | None,
-    job: JobOptions,
+    job: options.JobOptions,
     *,
     start: str,
     exclude_bad: bool,
     force: bool,
     dry_run: bool,
-    answer: HowToAnswer,
+    answer: options.HowToAnswer,
 ) -> int:
     """Continue a run that has ended.
 
@@ -99,7 +83,7 @@ def command(
     submission.confirm_size(plan.prepared.plan, yes=answer.yes)
     record = resume_prepared(plan)
     data = _object(plan, record, warnings)
-    return answer_and_wait(record, data, answer)
+    return submission.answer_and_wait(record, data, answer)
 
 
 def _chosen(run: str | None) -> JobRecord:
@@ -107,10 +91,10 @@ def _chosen(run: str | None) -> JobRecord:
     record = None if run or FORWARDED else newest_failed()
     if record is not None:
         output.say(f"using job {record.job_id} ({record.name}, the newest that did not complete)")
-    return record or find_announced(run)
+    return record or job_view.find_announced(run)
 
 
-def _say_complete(plan: Resumption, answer: HowToAnswer) -> None:
+def _say_complete(plan: Resumption, answer: options.HowToAnswer) -> None:
     name = plan.record.job_id or plan.record.run_id
     advice = f"to train further, pass new arguments: clusterrun resume {name} -- ARGS"
     if plan.start.checkpoint is None:
@@ -143,8 +127,9 @@ def _failure(plan: Resumption) -> str:
     """Return why the last attempt ended: from its outcome, or else from its events."""
     last = plan.status.attempts[-1].outcome if plan.status.attempts else None
     if last is not None:
-        return how_it_ended(last, brief(last.reason))
-    return failure_text(plan.status.failure) if plan.status.failure else plan.status.state.value
+        return job_view.how_it_ended(last, job_view.brief(last.reason))
+    failure, state = plan.status.failure, plan.status.state
+    return job_view.failure_text(failure) if failure else state.value
 
 
 def _from(plan: Resumption) -> str:
@@ -184,19 +169,19 @@ def _object(plan: Resumption, record: JobRecord, warnings: submission.Warnings) 
 # A new run
 
 
-@click.command(cls=ContinueCommand)
+@click.command(cls=options.ContinueCommand)
 @click.argument("run", metavar="JOB", shell_complete=complete.jobs)
-@job_options(script=False, files=False)
-@exclude_bad_option
-@dry_run_option
-@answer_options
+@options.job_options(script=False, files=False)
+@options.exclude_bad_option
+@options.dry_run_option
+@options.answer_options
 def resubmit_command(
     run: str,
-    job: JobOptions,
+    job: options.JobOptions,
     *,
     exclude_bad: bool,
     dry_run: bool,
-    answer: HowToAnswer,
+    answer: options.HowToAnswer,
 ) -> int:
     """Start a new run like an earlier one.
 
@@ -209,8 +194,9 @@ def resubmit_command(
     clusterrun resubmit 4711 -- --lr 3e-5
     clusterrun resubmit 4711 -N 4 --exclude-bad
     """
+    earlier = job_view.locate_announced(run)
     prepared, changed = prepare_resubmit(
-        locate_announced(run), flags=job.flags, overrides=job.overrides, exclude_bad=exclude_bad
+        earlier, flags=job.flags, overrides=job.overrides, exclude_bad=exclude_bad
     )
     prepared.refuse_problem()
     warnings = submission.print_notes(prepared)
@@ -227,4 +213,4 @@ def resubmit_command(
         **submission.submission_object(record, prepared, warnings, verb="resubmit"),
         **submission.changes_object(changed),
     }
-    return answer_and_wait(record, data, answer)
+    return submission.answer_and_wait(record, data, answer)

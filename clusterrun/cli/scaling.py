@@ -11,12 +11,12 @@ from typing import Any, Final, NamedTuple
 
 import click
 
-from clusterrun.advice.measured import SCHEMA, measure, script_of, store, to_object
+from clusterrun.advice.question import SCHEMA, measure, script_of, store, to_object
 from clusterrun.backends import select
 from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared import output, submission
 from clusterrun.cli.shared.help import under
-from clusterrun.cli.shared.job_text import failure_text
+from clusterrun.cli.shared.job_view import failure_text
 from clusterrun.cli.shared.options import JobOptions, ScriptCommand, job_options, yes_option
 from clusterrun.config.choices import Device, OnInterrupt, Strategy
 from clusterrun.config.load import Given
@@ -25,7 +25,7 @@ from clusterrun.estimates.speed import Point, Scaling
 from clusterrun.launch.make import job_name
 from clusterrun.launch.plan import Plan
 from clusterrun.rundir.paths import RunsDir
-from clusterrun.rundir.plan import read_plan
+from clusterrun.rundir.reading import read_plan
 from clusterrun.rundir.record import JobRecord, list_records
 from clusterrun.shared.state import JobState
 from clusterrun.shared.wording import count

@@ -1,4 +1,4 @@
-"""`status`: print the state of jobs; `top`: show one while it runs."""
+"""`status`: print the state of jobs; `top`: show one while it runs; `list`: list all."""
 
 from __future__ import annotations
 
@@ -10,42 +10,19 @@ from functools import partial
 import click
 
 from clusterrun.backends.evidence import AttemptSummary, ProgressSource
-from clusterrun.backends.status import JobStatus
-from clusterrun.cli.shared import complete, output
+from clusterrun.backends.status import JobStatus, with_last_step
+from clusterrun.cli.shared import complete, job_view, output
 from clusterrun.cli.shared.closing import closing_rows, labelled
-from clusterrun.cli.shared.job_json import job_object
-from clusterrun.cli.shared.job_text import (
-    brief,
-    facts,
-    find_all_announced,
-    find_announced,
-    how_it_ended,
-    lost_steps,
-    sooner,
-    warn_stuck,
-    where_or_why,
-)
-from clusterrun.cli.shared.progress_text import (
-    WaitLine,
-    eta_s,
-    output_age_s,
-    rate,
-    silence,
-    startup_lines,
-    steps_done,
-    usage_lines,
-)
-from clusterrun.errors import ClusterrunError, Exit
+from clusterrun.errors import ClusterrunError, Exit, NotAdoptedError, describe
 from clusterrun.launch.passed_on import REQUEUE_DELAY
-from clusterrun.rundir.known_roots import remember_home
 from clusterrun.rundir.outcome import Cause, Next, Outcome
-from clusterrun.rundir.record import JobRecord
+from clusterrun.rundir.record import JobRecord, remember_home
 from clusterrun.shared.durations import clock
 from clusterrun.shared.hostlist import fold_hosts
 from clusterrun.shared.state import JobState
 from clusterrun.shared.wording import count
 from clusterrun.verbs import find
-from clusterrun.verbs.status import status, statuses_explained, wait
+from clusterrun.verbs.status import list_jobs, status, statuses_explained, wait
 
 _SILENT_S = 300  # without output, a running job may hang
 _ENGINES = {"ddp": "DDP", "fsdp": "FSDP", "deepspeed": "DeepSpeed"}
@@ -89,7 +66,7 @@ def command(
     wanted = jobs or (None,)
     for name in wanted if adopt else ():
         _adopt(find.locate(name))
-    records = find_all_announced(wanted)
+    records = job_view.find_all_announced(wanted)
     shown: list[JobStatus] = []
     look = partial(_look, follow=follow, waiting=waiting)
     for job in map(look, records) if follow or waiting else statuses_explained(records):
@@ -98,19 +75,16 @@ def command(
         _say_notes(job)
         shown.append(job)
     if as_json:
-        objects = [job_object(job) for job in shown]
+        objects = [job_view.job_object(job) for job in shown]
         one = {"schema": "clusterrun.status/1", **objects[0]}
         several = {"schema": "clusterrun.list/1", "jobs": objects}
         output.answer_json(several if objects[1:] else one)
     failed = any(job.state.is_terminal and not job.state.is_success for job in shown)
     if (waiting or follow) and failed and not exit_status:
         output.note("pass --exit-status to exit with 3 if the job did not complete")
-    # The answer above comes from the files, and is already on stdout.
-    for error in {str(job.error): job.error for job in shown if job.error}.values():
-        output.print_error(error, is_answer=False)
-    codes = [job.error.exit_code if job.error else Exit.OK for job in shown]
     bad = exit_status and any(job.state.is_terminal and not job.is_good for job in shown)
-    return max(*codes, Exit.NO if bad else Exit.OK)
+    # The answer above comes from the files, and is already on stdout.
+    return max(_report_silence([job.error for job in shown]), Exit.NO if bad else Exit.OK)
 
 
 def _look(record: JobRecord, *, follow: bool, waiting: bool) -> JobStatus:
@@ -121,7 +95,7 @@ def _look(record: JobRecord, *, follow: bool, waiting: bool) -> JobStatus:
             return seen
     if not waiting:
         return statuses_explained([record])[0]
-    return wait(record, stuck=warn_stuck, rest=WaitLine().rest)
+    return wait(record, stuck=job_view.warn_stuck, rest=job_view.WaitLine().rest)
 
 
 def _say_notes(job: JobStatus) -> None:
@@ -151,15 +125,12 @@ def top_command(job: str | None) -> int:
     clusterrun top 4711
     clusterrun top 4711 > now.txt
     """
-    record = find_announced(job)
+    record = job_view.find_announced(job)
     from clusterrun.cli.shared import screen  # imports rich, the estimate and the logs
 
     seen = screen.watch(record) or status(record)
     screen.print_screen(seen)
-    if seen.error is None:
-        return Exit.OK
-    output.print_error(seen.error, is_answer=False)
-    return seen.error.exit_code
+    return _report_silence([seen.error])
 
 
 # For people
@@ -180,20 +151,20 @@ def _lines(job: JobStatus) -> Iterator[tuple[str, str]]:
     yield "job", f"{record.job_id or '-'}  {record.name}"
     yield "state", _state(job)
     yield from labelled("suspect", (each.text for each in job.suspicions))
-    if why := where_or_why(job):
+    if why := job_view.where_or_why(job):
         yield ("waits" if job.pending else "nodes"), why
-    yield from labelled("", facts(job))
-    yield from labelled("sooner", sooner(job))
+    yield from labelled("", job_view.facts(job))
+    yield from labelled("sooner", job_view.sooner(job))
     yield from labelled("preflight", map(str, job.preflight))
     yield "world", _world(job)
-    yield from () if closing else startup_lines(job)
+    yield from () if closing else job_view.startup_lines(job)
     if job.progress.step is not None:
         yield "step", _progress(job)
     numbers = {n: v for n, v in job.progress.metrics.items() if isinstance(v, int | float)}
     if numbers:
         shown = (f"{n} {v:{',.0f' if abs(v) >= 1000 else '.4g'}}" for n, v in numbers.items())
         yield "metrics", ", ".join(shown)
-    yield from usage_lines(job)
+    yield from job_view.usage_lines(job)
     yield from _output(job)
     if newest := _checkpoint(job):
         yield "checkpoint", newest
@@ -205,7 +176,7 @@ def _lines(job: JobStatus) -> Iterator[tuple[str, str]]:
 
 
 def _output(job: JobStatus) -> Iterator[tuple[str, str]]:
-    silent_s = output_age_s(job.progress)
+    silent_s = job_view.output_age_s(job.progress)
     if silent_s is None:
         return
     yield "output", f"last written {clock(silent_s)} ago"
@@ -264,11 +235,11 @@ def _why_no_world(job: JobStatus) -> str:
 def _progress(job: JobStatus) -> str:
     """Write the progress: `380/46880  1.2 steps/s, 10:45:00 to go`."""
     progress = job.progress
-    done = "  ".join(filter(None, (steps_done(progress), rate(progress))))
+    done = "  ".join(filter(None, (job_view.steps_done(progress), job_view.rate(progress))))
     if job.state is not JobState.RUNNING:
         return done
-    left_s = eta_s(job)
-    left = silence(progress) or ("" if left_s is None else f"{clock(left_s)} to go")
+    left_s = job_view.eta_s(job)
+    left = job_view.silence(progress) or ("" if left_s is None else f"{clock(left_s)} to go")
     bar = f"{progress.bar and ': '}{progress.bar}"
     origin = f"  (from its output{bar})" if progress.source is ProgressSource.OUTPUT else ""
     return f"{', '.join(filter(None, (done, left)))}{origin}"
@@ -303,19 +274,145 @@ def _attempt(attempt: AttemptSummary, *, may_run: bool, is_told: bool) -> str:
         start = datetime.fromtimestamp(outcome.started_at)
         span = f"{start:%m-%d %H:%M:%S}  {clock(outcome.ended_at - outcome.started_at)}"
     head = "  ".join(filter(None, (span, nodes)))
-    return f"{head}  {how_it_ended(outcome) if is_told else '; '.join(_facts(attempt, outcome))}"
+    ended = job_view.how_it_ended(outcome) if is_told else "; ".join(_facts(attempt, outcome))
+    return f"{head}  {ended}"
 
 
 def _facts(attempt: AttemptSummary, outcome: Outcome) -> Iterator[str]:
-    yield how_it_ended(outcome, brief(outcome.reason))
+    yield job_view.how_it_ended(outcome, job_view.brief(outcome.reason))
     if outcome.checkpoint is not None:
         yield f"checkpoint {outcome.checkpoint}"
     elif outcome.is_handled:
         yield "ended in the script's own signal handler"
     if attempt.lost_steps:
-        yield f"lost {lost_steps(attempt)}"
+        yield f"lost {job_view.lost_steps(attempt)}"
     # After a stop, Slurm or a person continued it.
     if outcome.cause is not Cause.COMPLETED and outcome.next is not Next.STOP:
         has_news = outcome.why not in ("", outcome.reason)
         rule = f" [{outcome.rule.value}]" if outcome.rule else ""
         yield f"{outcome.next.value}: {outcome.why}{rule}" if has_news else outcome.next.value
+
+
+# All of them
+
+SPARE = ("START", "GPUS", "ELAPSED / LIMIT", "NODES", "PROJECT", "STEP", "NAME")
+HEAD = ("JOB", "NAME", "STATE", "NODES", "GPUS", "START", "ELAPSED / LIMIT", "STEP", "WHY / WHERE")
+ENDED_SHOWN = 5
+READ_MARK = "*"
+NEWEST_LOOKED_AT = 200  # without --all; active jobs are among the newest
+
+
+@click.command()
+@click.option("-a", "--all", "everything", is_flag=True, help="list all runs")
+@click.option(
+    "-n", "--newest", type=click.IntRange(min=1), metavar="N", help="list only the N newest"
+)
+@click.option(
+    "-s",
+    "--state",
+    "states",
+    multiple=True,
+    type=click.Choice([state.value for state in JobState], case_sensitive=False),
+    metavar="STATE",
+    help="list runs in this state, e.g. FAILED (repeatable)",
+)
+@output.json_option
+@click.option("--ids-only", is_flag=True, help="print only job ids, one per line")
+def list_command(
+    *, everything: bool, newest: int | None, states: tuple[str, ...], as_json: bool, ids_only: bool
+) -> int:
+    """List jobs and their states.
+
+    List the active runs of this project, and the five newest that have ended. Outside a project,
+    list those of all projects.
+
+    \b
+    clusterrun list --all --state FAILED
+    clusterrun cancel -y $(clusterrun list --state PENDING --ids-only)
+    """
+    limit = newest or (None if everything or states else NEWEST_LOOKED_AT)
+    found = list_jobs(limit=limit)
+    shown = [job for job in found if not states or job.state.value in states]
+    if not (everything or newest or states):
+        dropped = {id(job) for job in [j for j in shown if j.state.is_terminal][ENDED_SHOWN:]}
+        shown = [with_last_step(job) for job in shown if id(job) not in dropped]
+    if as_json:
+        jobs = [job_view.job_object(job) for job in shown]
+        output.answer_json({"schema": "clusterrun.list/1", "jobs": jobs})
+    elif ids_only:
+        for job in shown:
+            if job.record.job_id:
+                output.answer(job.record.job_id)
+    else:
+        left_out = 0 if states else len(found) - len(shown)
+        _print_table(shown, is_empty=not found, left_out=left_out)
+    return _report_silence([job.error for job in found])
+
+
+def _print_table(shown: list[JobStatus], *, is_empty: bool, left_out: int) -> None:
+    if not shown:
+        output.say("no runs yet" if is_empty else "no runs to show")
+        return
+    head: tuple[str, ...] = HEAD
+    rows = [_row(job) for job in shown]
+    if any(find.is_elsewhere(job.record) for job in shown):
+        head = ("PROJECT", *HEAD)
+        rows = [(job.record.workdir, *row) for job, row in zip(shown, rows, strict=True)]
+    output.answer_table(head, rows, spare=SPARE)
+    if any(job.progress.source is ProgressSource.OUTPUT for job in shown):
+        output.note(f"{READ_MARK} was read from the output")
+    if left_out:
+        output.note(f"--all lists {count(left_out, 'more run')} that ended earlier")
+
+
+def _row(job: JobStatus) -> tuple[str, ...]:
+    record = job.record
+    spent = "-" if job.elapsed_s is None else clock(job.elapsed_s)
+    limit = "-" if job.limit_s is None else clock(job.limit_s)
+    gpus = record.nodes * record.gpus_per_node
+    return (
+        record.job_id or "-",
+        record.name,
+        job.state.value,
+        str(record.nodes),
+        str(gpus) if gpus else "-",
+        "-" if job.start is None else job_view.local_time(job.start),
+        f"{spent} / {limit}",
+        _step(job),
+        _why_or_where(job),
+    )
+
+
+def _why_or_where(job: JobStatus) -> str:
+    if job.damaged:
+        return f"damaged: {job.damaged[0]}"
+    if job.suspicions:
+        return job_view.brief(f"suspect: {job.suspicions[0].text}")
+    if job.error and job.record.home:
+        return job_view.brief(describe(job.error))
+    if job.failure is None or job.pending:
+        return job_view.where_or_why(job)
+    verdict = job.failure.verdict
+    if verdict and not verdict.generic:  # the error itself is more specific
+        return job_view.brief(job_view.verdict_line(verdict))
+    return job_view.brief("\n".join(job_view.failure_lines(job.failure)))
+
+
+def _step(job: JobStatus) -> str:
+    """Write `450/1000 14.9 it/s, 00:00:37 left`; a mark shows that it comes from the output."""
+    left_s = job_view.eta_s(job)
+    left = "" if left_s is None else f"{clock(left_s)} left"
+    speed = job_view.rate(job.progress) if job.state is JobState.RUNNING else ""
+    mark = READ_MARK if job.progress.source is ProgressSource.OUTPUT else ""
+    facts = ", ".join(filter(None, (speed, left)))
+    return " ".join(filter(None, (job_view.steps_done(job.progress) + mark, facts))) or "-"
+
+
+def _report_silence(found: list[ClusterrunError | None]) -> int:
+    """Report once that a scheduler or host did not answer; return the exit status of the first."""
+    if strange := [error for error in found if isinstance(error, NotAdoptedError)]:
+        output.note(f"{describe(strange[0])}; {strange[0].hint}")
+    errors = {str(error): error for error in found if error and error not in strange}
+    for error in errors.values():
+        output.print_error(error, is_answer=False)
+    return next((error.exit_code for error in errors.values()), Exit.OK)

@@ -12,28 +12,10 @@ from pathlib import Path
 import click
 
 from clusterrun.backends.machine_facts import read_script
-from clusterrun.cli.shared import output, submission
-from clusterrun.cli.shared.options import (
-    HowToAnswer,
-    JobOptions,
-    ScriptCommand,
-    SubmitCommand,
-    answer_options,
-    as_options,
-    explain_option,
-    job_options,
-    submission_option,
-)
-from clusterrun.cli.shared.submission import answer_and_wait
+from clusterrun.cli.shared import options, output, submission
 from clusterrun.config.choices import Device
 from clusterrun.config.load import Given
-from clusterrun.errors import (
-    ClusterrunError,
-    Exit,
-    SchedulerUnreachableError,
-    UsageError,
-    describe,
-)
+from clusterrun.errors import ClusterrunError, Exit, SchedulerUnreachableError, UsageError, describe
 from clusterrun.shared import files
 from clusterrun.shared.finding import Finding, Severity, fail, note, ok, skip
 from clusterrun.shared.wording import count
@@ -41,26 +23,28 @@ from clusterrun.verbs.render import Prepared, check, find_pitfalls, is_unsized, 
 from clusterrun.verbs.submit import submit_prepared
 
 
-@click.command(cls=SubmitCommand)
-@job_options()
-@submission_option("--plan", "plans", is_flag=True, help="train with the setup that plan chooses")
-@submission_option(
+@click.command(cls=options.SubmitCommand)
+@options.job_options()
+@options.submission_option(
+    "--plan", "plans", is_flag=True, help="train with the setup that plan chooses"
+)
+@options.submission_option(
     "--dry-run", is_flag=True, help="check script, machine, memory and queue, and submit nothing"
 )
-@submission_option(
+@options.submission_option(
     "--chain",
     metavar="N",
     type=click.IntRange(min=1),
     help="queue N jobs that continue the run one after another",
 )
-@answer_options
+@options.answer_options
 def command(
-    job: JobOptions,
+    job: options.JobOptions,
     *,
     plans: bool,
     dry_run: bool,
     chain: int | None,
-    answer: HowToAnswer,
+    answer: options.HowToAnswer,
 ) -> int:
     """Submit a training script to N nodes.
 
@@ -88,17 +72,17 @@ def command(
     argv = ("clusterrun", *sys.argv[1:])
     record = submit_prepared(prepared, argv=argv, chain=chain or 0)
     data = submission.submission_object(record, prepared, warnings)
-    return answer_and_wait(record, data, answer)
+    return submission.answer_and_wait(record, data, answer)
 
 
-def _prepare_planned(job: JobOptions) -> Prepared:
+def _prepare_planned(job: options.JobOptions) -> Prepared:
     """Prepare a job with the fastest setup that fits: strategy, batch and checkpointing."""
     from clusterrun.advice.question import planned  # half of what submit would import
 
     resolved = job.load()
     asked = resolved.spec.strategy if "strategy" in job.flags else None
     setup = planned(resolved, strategy=asked).setup
-    output.detail("plan", as_options(setup))
+    output.detail("plan", options.as_options(setup))
     values = {
         "strategy": setup.strategy.value,
         "micro_batch": str(setup.micro_batch),
@@ -181,12 +165,14 @@ def _queue(prepared: Prepared) -> Finding:
 # Without a submission
 
 
-@click.command(cls=ScriptCommand)
-@job_options()
+@click.command(cls=options.ScriptCommand)
+@options.job_options()
 @click.option("-O", "--output-dir", metavar="DIR", help="write all files to a new directory")
 @click.option("--check", "checks", is_flag=True, help="check the script with bash and Slurm")
 @output.json_option
-def render_command(job: JobOptions, *, output_dir: str | None, checks: bool, as_json: bool) -> None:
+def render_command(
+    job: options.JobOptions, *, output_dir: str | None, checks: bool, as_json: bool
+) -> None:
     """Print the batch script that submit sends.
 
     submit sends the same bytes; you can also pass them to sbatch yourself. For hosts (--cluster
@@ -234,11 +220,11 @@ def _write_files(prepared: Prepared, directory: Path) -> None:
         output.detail("submit", shlex.join(["sbatch", str(directory / "job.sbatch")]))
 
 
-@click.command(cls=ScriptCommand)
-@job_options()
-@explain_option
+@click.command(cls=options.ScriptCommand)
+@options.job_options()
+@options.explain_option
 @output.json_option
-def check_command(job: JobOptions, *, as_json: bool) -> Exit:
+def check_command(job: options.JobOptions, *, as_json: bool) -> Exit:
     """Look for pitfalls in a script and its launch.
 
     Reads the script and executes nothing of it. The exit status is 3 if something was found, 0 if

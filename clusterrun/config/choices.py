@@ -73,30 +73,26 @@ class Cluster(str, Enum):
 
         Raises UsageError if it can't be imported.
         """
-        if not isinstance(value, str) or (found := installed_scheduler(value)) is None:
+        from importlib.metadata import entry_points  # slow to import
+
+        if not isinstance(value, str):
             return None
-        new = str.__new__(cls, value)
-        new._name_, new._value_ = value.upper(), value
-        cls._value2member_map_[value] = new  # the same object the next time
-        _SCHEDULERS[value] = found
-        return new
-
-
-def installed_scheduler(name: str) -> Scheduler | None:
-    """Return the object that an entry point of this name in `clusterrun.schedulers` refers to."""
-    from importlib.metadata import entry_points  # slow to import
-
-    for entry in entry_points(group=ENTRY_POINTS, name=name):
-        try:
-            found = entry.load()
-        except Exception as error:
-            text = f"the scheduler '{name}' ({entry.value}) cannot be imported"
-            raise UsageError(text, cause=repr(error), hint="repair its package") from error
-        if isinstance(found, Scheduler):
-            return found
-        text = f"the scheduler '{name}' ({entry.value}) is not a clusterrun Scheduler"
-        raise UsageError(text, hint="upgrade its package")
-    return None
+        for entry in entry_points(group=ENTRY_POINTS, name=value):
+            text = f"the scheduler '{value}' ({entry.value})"
+            try:
+                found = entry.load()
+            except Exception as error:
+                text += " cannot be imported"
+                raise UsageError(text, cause=repr(error), hint="repair its package") from error
+            if not isinstance(found, Scheduler):
+                text += " is not a clusterrun Scheduler"
+                raise UsageError(text, hint="upgrade its package")
+            new = str.__new__(cls, value)
+            new._name_, new._value_ = value.upper(), value
+            cls._value2member_map_[value] = new  # the same object the next time
+            _SCHEDULERS[value] = found
+            return new
+        return None
 
 
 ENTRY_POINTS: Final = "clusterrun.schedulers"

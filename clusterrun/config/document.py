@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
@@ -18,8 +18,10 @@ from clusterrun.config.fields import Field, Kind, Raw
 from clusterrun.config.settings import Anchor, ConfigFile, Origin, Setting, settings_of
 from clusterrun.config.spec import BY_KEY, SECTIONS, hint_for_key
 from clusterrun.errors import ConfigError, UsageError
-from clusterrun.shared.bounded_yaml import MERGE, MOST_VALUES, BoundedLoader
 
+MOST_VALUES: Final = 100_000  # those that a merge repeats included
+_DEEPEST: Final = 50
+MERGE: Final = "tag:yaml.org,2002:merge"
 _BROKEN: Final = "this is not valid YAML"
 HINTS: Final = 100  # for so many mistakes; a hint takes a search
 _VARIABLE: Final = r"\$(?:[A-Za-z_]\w*|\{\w+\})"
@@ -68,7 +70,6 @@ class Document:
         self.errors: list[UsageError] = []
         self.warnings: list[str] = []
         self.values, self.inside = 0, ""  # read so far; the profile that is being read
-        self.known_pairs: dict[int, list[tuple[str, Node, Node]]] = {}
 
     def compose(self) -> Node | None:
         """Parse the text into nodes; None for an empty file."""
@@ -183,21 +184,18 @@ class Document:
 
         Raises ConfigError for a key that is given twice or is not a text.
         """
-        if id(node) not in self.known_pairs:  # an alias leads to the same node again
-            first: dict[str, Node] = {}
-            for key, _value in node.value:
-                name = "" if key.tag == MERGE else self._name(key)
-                if (earlier := first.setdefault(name, key)) is not key and name:
-                    hint = f"keep one; the first is on line {earlier.start_mark.line + 1}"
-                    raise self.wrong(key, f"key '{name}' is given twice", hint)
-            try:
-                self.loader.flatten_mapping(node)
-            except yaml.MarkedYAMLError as error:
-                raise self._marked(error) from error
-            found = {self._name(key): (key, value) for key, value in node.value}
-            self.known_pairs[id(node)] = [(name, *nodes) for name, nodes in found.items()]
+        first: dict[str, Node] = {}
+        for key, _value in node.value:
+            name = "" if key.tag == MERGE else self._name(key)
+            if (earlier := first.setdefault(name, key)) is not key and name:
+                hint = f"keep one; the first is on line {earlier.start_mark.line + 1}"
+                raise self.wrong(key, f"key '{name}' is given twice", hint)
+        try:
+            self.loader.flatten_mapping(node)
+        except yaml.MarkedYAMLError as error:
+            raise self._marked(error) from error
         self.count(len(node.value), node)
-        return self.known_pairs[id(node)]
+        return [(self._name(key), key, value) for key, value in node.value]
 
     def count(self, number: int, node: Node) -> None:
         """Count what was read, also what an alias repeats. Raises ConfigError."""
@@ -265,3 +263,42 @@ class Document:
 
 def _is_empty(node: Node) -> bool:
     return isinstance(node, ScalarNode) and node.tag == _NULL
+
+
+class BoundedLoader(yaml.SafeLoader):
+    """Raises MarkedYAMLError for too many values, and for values that are nested too deeply.
+
+    A file of others takes time and memory by its length, whatever it repeats.
+    """
+
+    values = depth = 0
+
+    def compose_node(self, parent: Node | None, index: Any) -> Node | None:
+        """Read a value and what is in it."""
+        self.depth += 1
+        self._count(1, self.peek_event())  # type: ignore[no-untyped-call]
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def flatten_mapping(self, node: MappingNode) -> None:
+        """Merge what `<<` names, as YAML does; keep each key once."""
+        own, merges = node.value, [value for key, value in node.value if key.tag == MERGE]
+        node.value = [(key, value) for key, value in own if key.tag != MERGE]  # it may name itself
+        for each in merges:
+            for merged in each.value if isinstance(each, SequenceNode) else [each]:
+                if isinstance(merged, MappingNode):
+                    self.flatten_mapping(merged)
+                    self._count(len(merged.value), node)
+        node.value = own
+        if merges:
+            super().flatten_mapping(node)
+            pairs = ((k.value if isinstance(k, ScalarNode) else id(k), k, v) for k, v in node.value)
+            node.value = list({name: (key, value) for name, key, value in pairs}.values())
+
+    def _count(self, number: int, at: Any) -> None:
+        self.values += number
+        problem = "nested too deeply" if self.depth > _DEEPEST else ""
+        if problem or self.values > MOST_VALUES:
+            problem = problem or f"more than {MOST_VALUES:,} values"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=at.start_mark)

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os.path
 import re
 from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
-from clusterrun.config.environments import in_place, read_step
+from clusterrun.config.environments import read_step
 from clusterrun.config.hosts import parse_host, split_hosts
 from clusterrun.config.secrets import is_secret, is_secret_value, named_secrets
 from clusterrun.errors import UsageError
@@ -258,22 +257,6 @@ def _written_real(value: float) -> str:
         return str(int(value))
     mantissa, mark, exponent = repr(value).partition("e")  # YAML's numbers have a point
     return f"{mantissa if '.' in mantissa else mantissa + '.0'}{mark}{exponent}"
-
-
-def anchored(field: Field, value: Any, *, directory: str | None, home: str | None) -> Any:
-    """Make a path absolute: relative to the directory of its file, and `~` to the home."""
-
-    def absolute(path: str) -> str:
-        if home and (path == "~" or path.startswith("~/")):
-            return home.rstrip("/") + path[1:]
-        return path if directory is None else os.path.normpath(os.path.join(directory, path))
-
-    if field.name == "setup":
-        return tuple(in_place(line, absolute) for line in value)
-    is_program = field.name == "python" and isinstance(value, str) and "/" in value
-    if is_program and value.startswith("~/"):
-        return value  # the home of whichever machine runs it
-    return absolute(value) if field.kind is Kind.PATH or is_program else value
 
 
 def _integer(field: Field, text: str, label: str) -> int:

@@ -25,11 +25,7 @@ class FoundFiles(NamedTuple):
 
 
 def find_files(
-    *,
-    environ: Mapping[str, str],
-    cwd: Path,
-    config_file: str | None = None,
-    search: bool = True,
+    *, environ: Mapping[str, str], cwd: Path, config_file: str | None = None, search: bool = True
 ) -> FoundFiles:
     """Read the job file, the project's (with `search`), the user's and the site's configuration.
 
@@ -37,7 +33,8 @@ def find_files(
     """
     home = environ.get("HOME") or None
     project, notes = find_project(cwd) if search else (None, ())
-    named = cwd / _expanded(config_file, home) if config_file else None
+    anchor = Anchor(home=home)
+    named = cwd / anchor.absolute(config_file) if config_file else None
     found: list[ConfigFile] = []
     if config_file and named is not None:
         found.append(read_file(named, shown=config_file, cwd=cwd, home=home))
@@ -112,8 +109,4 @@ def user_and_site(environ: Mapping[str, str]) -> Iterator[tuple[Path, bool]]:
     if base:
         yield Path(base) / "clusterrun" / "config.yaml", False
     named = environ.get("CLUSTERRUN_SITE_CONFIG")
-    yield Path(_expanded(named or SITE_FILE, home)), bool(named)
-
-
-def _expanded(path: str, home: str | None) -> str:
-    return home + path[1:] if home and path.startswith("~/") else path
+    yield Path(Anchor(home=home).absolute(named or SITE_FILE)), bool(named)

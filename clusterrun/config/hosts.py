@@ -168,14 +168,6 @@ def _hosts_of(words: Sequence[str]) -> Iterator[tuple[str, int]]:
     return ((host, slots) for host in split_hosts(name))
 
 
-def parse_named(text: str, *, shown: str) -> HostList:
-    """Read a list of hosts in Slurm's form."""
-    names = tuple(dict.fromkeys(split_hosts(text)))
-    for name in names:
-        parse_host(name)
-    return HostList(hosts=names, slots=(0,) * len(names), source=shown)
-
-
 def _place(host: str) -> tuple[str, int]:
     """Return what tells hosts apart: users of a host share its GPUs."""
     spec = parse_host(host)
@@ -212,8 +204,12 @@ def allocation_source(environ: Mapping[str, str]) -> str:
 
 def allocation_hosts(source: str, text: str) -> HostList:
     """Return the hosts in the file, the variable or the answer of `source`. Raises UsageError."""
-    read = parse_hostfile if source in NODE_FILES else parse_named
-    return read(text, shown=f"${source}")
+    if source in NODE_FILES:
+        return parse_hostfile(text, shown=f"${source}")
+    names = tuple(dict.fromkeys(split_hosts(text)))
+    for name in names:
+        parse_host(name)
+    return HostList(hosts=names, slots=(0,) * len(names), source=f"${source}")
 
 
 def choose_starter(

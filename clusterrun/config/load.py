@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -166,7 +166,7 @@ def resolve(
     chosen = chosen_profile(profile, environ, documents)
     anchor = Anchor(home=environ.get("HOME") or None, directory=str(typed_in) if typed_in else None)
     lowest_first = documents[::-1]
-    merged = merge(
+    merged = Merged(
         [
             *(document.settings for document in lowest_first),
             *(document.profiles.get(chosen, []) for document in lowest_first if chosen),
@@ -309,13 +309,24 @@ def _flow(field: Field, text: str, label: str) -> Raw:
 
 
 class Merged:
-    """The values by field name and their origins by key, built layer by layer."""
+    """The values by field name and their origins by key, of layers, the lowest first.
 
-    def __init__(self) -> None:
+    Raises UsageError if a layer names a script and a module.
+    """
+
+    def __init__(self, layers: list[Layer]) -> None:
         self.values: dict[str, Any] = {}
         self.origins: dict[str, Origin] = {}
-        self.notes: list[str] = []
-        self.readings: dict[str, str] = {}
+        kept, displaced = displace(layers)
+        settings = [setting for layer in kept for setting in layer]
+        for setting in settings:
+            self.lay(setting)
+        self.notes = list(filter(None, {each.key: each.note for each in settings}.values()))
+        self.notes += [
+            f"{won.key}, {won.origin}, replaces {lost.key} ({lost.origin})"
+            for lost, won in displaced
+            if lost.field.name not in ("script", "module", "args")
+        ]
 
     def lay(self, setting: Setting) -> None:
         """Put a value over those of lower layers.
@@ -340,7 +351,6 @@ class Merged:
         else:
             self.values[name] = setting.value
         self.origins[setting.key] = origin
-        self.readings[setting.key] = setting.note
 
     def take_timeout(self) -> None:
         """Read NCCL_TIMEOUT as the process group's timeout."""
@@ -369,22 +379,6 @@ class Merged:
                 texts = dict.fromkeys(self.origins[item].text for item in items)
                 self.origins[field.key] = Origin(text=" + ".join(texts) or BUILT_IN.text)
             self.origins.setdefault(field.key, BUILT_IN)
-
-
-def merge(layers: Iterable[Layer]) -> Merged:
-    """Merge the layers, lowest first. Raises UsageError if one names a script and a module."""
-    merged = Merged()
-    kept, displaced = displace(list(layers))
-    for layer in kept:
-        for setting in layer:
-            merged.lay(setting)
-    merged.notes += filter(None, merged.readings.values())
-    merged.notes += [
-        f"{won.key}, {won.origin}, replaces {lost.key} ({lost.origin})"
-        for lost, won in displaced
-        if lost.field.name not in ("script", "module", "args")
-    ]
-    return merged
 
 
 def displace(layers: list[Layer]) -> tuple[list[Layer], list[tuple[Setting, Setting]]]:

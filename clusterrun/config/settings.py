@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os.path
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from clusterrun.config.fields import Field, Kind, Raw, anchored, interpret, written
+from clusterrun.config.environments import in_place
+from clusterrun.config.fields import Field, Kind, Raw, interpret, written
 from clusterrun.config.spec import BY_NAME, FIELDS, JobSpec
 from clusterrun.errors import ConfigError, UsageError
 from clusterrun.shared.wording import count
@@ -42,6 +44,22 @@ class Anchor(NamedTuple):
 
     directory: str | None = None  # None: the working directory
     home: str | None = None
+
+    def absolute(self, path: str) -> str:
+        """Make a path absolute: relative to the directory, and `~` to the home."""
+        if self.home and (path == "~" or path.startswith("~/")):
+            return self.home.rstrip("/") + path[1:]
+        if self.directory is None:
+            return path
+        return os.path.normpath(os.path.join(self.directory, path))
+
+    def placed(self, field: Field, value: Any) -> Any:
+        """Make the paths in a value absolute."""
+        if field.name == "setup":
+            return tuple(in_place(line, self.absolute) for line in value)
+        if field.name == "python" and "/" in value and not value.startswith("~/"):
+            return self.absolute(value)  # else found on PATH, or in the home of where it runs
+        return self.absolute(value) if field.kind is Kind.PATH else value
 
 
 class ConfigFile(NamedTuple):
@@ -93,8 +111,7 @@ def settings_of(
         if typed is not None:
             yield from settings_of(BY_NAME["gpu_type"], typed[1], origin, anchor, label=label)
             raw = typed[2]
-    value = interpret_at(origin, field, raw, label=label)
-    value = anchored(field, value, directory=anchor.directory, home=anchor.home)
+    value = anchor.placed(field, interpret_at(origin, field, raw, label=label))
     if field.kind is not Kind.MAPPING:
         note = _reading(field, raw, value, label) if isinstance(raw, str) else ""
         yield Setting(field=field, value=value, origin=origin, adds=adds, note=note)

@@ -408,16 +408,12 @@ _ALIASES: Final = {
 }
 
 
-def keys_in(section: str) -> list[str]:
-    """Return the keys of a section without its name; "" is the top level."""
-    if not section:
-        return [key for key in BY_KEY if "." not in key] + [*SECTIONS, "profile", "profiles"]
-    return [key.partition(".")[2] for key in BY_KEY if key.startswith(section + ".")]
-
-
 def hint_for_key(name: str, section: str) -> str:
     """Return a hint for an unknown key of a section ("": the top level)."""
-    plain, known = name.replace("-", "_").removeprefix(f"{section}."), keys_in(section)
+    plain = name.replace("-", "_").removeprefix(f"{section}.")
+    top = [key for key in BY_KEY if "." not in key] + [*SECTIONS, "profile", "profiles"]
+    inner = [key.partition(".")[2] for key in BY_KEY if key.startswith(f"{section}.")]
+    known = inner if section else top
     if plain in ("conda", "conda_env", "modules", "uv", "venv"):
         return f"write it under 'launch:' as setup: {{{plain.removesuffix('_env')}: ...}}"
     key = words().get(plain) if plain not in known else None

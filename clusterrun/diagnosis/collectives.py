@@ -180,41 +180,25 @@ class Recordings:
         newest, oldest = max(lasts), min(lasts)
         if mismatch := self._mismatch(group, ranks, oldest):
             return mismatch
-        absent = tuple(sorted(members - ranks.keys() - (self._excused - self.ranks)))
-        if newest > oldest:
-            number = oldest + 1
-            late = tuple(sorted(r for r, trace in ranks.items() if trace.last < number))
-            return self._waiting(StuckKind.MISSING, group, ranks, number, (*late, *absent))
-        if all(trace.done >= newest for trace in ranks.values()):
-            return None
-        kind = StuckKind.MISSING if absent else StuckKind.UNFINISHED
-        return self._waiting(kind, group, ranks, newest, absent)
-
-    def _waiting(
-        self,
-        kind: StuckKind,
-        group: str,
-        ranks: Mapping[int, Trace],
-        number: int,
-        odd: tuple[int, ...],
-    ) -> Stuck | None:
+        absent = members - ranks.keys() - (self._excused - self.ranks)
+        number = min(newest, oldest + 1)
+        odd = tuple(sorted({*absent, *(r for r, t in ranks.items() if t.last < number)}))
         calls = {r: call for r, trace in ranks.items() if (call := trace.call(number))}
-        inside = tuple(sorted(set(calls) - set(odd)))
-        if not inside:
+        inside = tuple(sorted(calls.keys() - set(odd)))
+        is_done = newest == oldest and all(trace.done >= newest for trace in ranks.values())
+        if is_done or not inside:
             return None
-        most = Counter(calls[rank] for rank in inside).most_common(1)[0][0]
-        last = {rank: (ranks[rank].last, ranks[rank]) for rank in odd if rank in ranks}
-        others = {rank: _text(trace.call(at), at) for rank, (at, trace) in last.items()}
-        since = max((ranks[r].entered_at for r in inside if ranks[r].last == number), default=0.0)
+        last = {rank: ranks[rank] for rank in odd if rank in ranks}
+        entered = [ranks[rank].entered_at for rank in inside if ranks[rank].last == number]
         return Stuck(
-            kind=kind,
+            kind=StuckKind.MISSING if odd else StuckKind.UNFINISHED,
             group=group,
             number=number,
-            call=most,
+            call=Counter(calls[rank] for rank in inside).most_common(1)[0][0],
             waiting=inside,
-            odd=tuple(sorted(odd)),
-            others=others,
-            since=since,
+            odd=odd,
+            others={rank: _text(each.call(each.last), each.last) for rank, each in last.items()},
+            since=max(entered, default=0.0),
         )
 
     def _mismatch(self, group: str, ranks: Mapping[int, Trace], oldest: int) -> Stuck | None:

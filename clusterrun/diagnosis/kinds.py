@@ -1,4 +1,4 @@
-"""Kinds of verdicts, and what agents note about a failure: without the table of causes."""
+"""Kinds of verdicts, and what agents note of ranks and failures: without the table of causes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
+
+from clusterrun.shared.wording import count
 
 INSTALLED: Final = re.compile(
     r"site-packages|dist-packages|/lib/python|<frozen|/clusterrun/rank/"
@@ -121,3 +123,34 @@ class Note:
     def __str__(self) -> str:
         rank = "" if self.rank is None else f"[rank{self.rank}]: "
         return f"{self.source.value}: {rank}{self.text}"
+
+
+# Ranks that run but have not joined a process group
+
+HINT_UNJOINED = (
+    "wait if the script is still preparing its data; to train, it must call init_process_group() or"
+    " create an Accelerator()"
+)
+HINT_WAITING = (
+    "run 'clusterrun logs -a' to see what the ranks outside init_process_group() are doing"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unjoined:
+    """The number of ranks that run, and of those that wait in init_process_group()."""
+
+    running: int
+    waiting: int
+
+    def text(self, ranks: int) -> str:
+        """Return a sentence about a world of `ranks` ranks."""
+        waiting = f"; {self.waiting} in init_process_group()" if self.waiting else ""
+        some = f"{self.running} of {count(ranks, 'rank')}"
+        verb = "is" if self.running == 1 else "are"
+        return f"{some} {verb} running and none has joined a process group{waiting}"
+
+    @property
+    def hint(self) -> str:
+        """The next step for the user."""
+        return HINT_WAITING if self.waiting else HINT_UNJOINED

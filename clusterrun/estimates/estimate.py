@@ -9,21 +9,16 @@ from typing import Final
 
 from clusterrun.config.choices import Device, LrRule, Network
 from clusterrun.errors import UsageError
-from clusterrun.estimates import activations, memory, speed, steps
+from clusterrun.estimates import memory, speed, steps
 from clusterrun.estimates.gpus import Gpu
-from clusterrun.estimates.inputs import (
-    FITS_BELOW,
-    HOST_FITS_BELOW,
-    TIGHT_BELOW,
-    Fit,
-    Setup,
-    Term,
-    total,
-)
-from clusterrun.estimates.speed import Cost, Duration, Links, Scaling, Speedup, links_of
+from clusterrun.estimates.inputs import Fit, Setup, Term, total
+from clusterrun.estimates.speed import Cost, Duration, Links, Scaling, Speedup
 from clusterrun.estimates.steps import Loader, Preset, Rates
 from clusterrun.launch.world_shape import World, check_sizes
 
+FITS_BELOW: Final = 0.80  # of the capacity; above it a training fits tightly
+HOST_FITS_BELOW: Final = 0.70  # of a node's memory: the page cache needs some of the rest
+TIGHT_BELOW: Final = 0.95
 FRAGMENTATION: Final = 1.05  # memory that torch's allocator can't reuse
 KEEP: Final = 2
 MOST_EPOCHS: Final = 1e6
@@ -69,13 +64,18 @@ class Question:
     between_nodes: float | None = None
 
     def links(self, gpu: Gpu) -> Links:
-        """Return the links of a GPU in these nodes."""
-        return links_of(
-            gpu,
-            self.setup.procs_per_node,
-            network=self.network,
-            within_node=self.within_node,
-            between_nodes=self.between_nodes,
+        """Return the links of a GPU in these nodes; speeds that are given take precedence."""
+        of_gpu = 1e9 * gpu.fabric
+        if self.network is Network.EFA and gpu.compute_capability < (9, 0):
+            of_gpu = min(of_gpu, speed.EFA_BEFORE_HOPPER)
+        bits = self.setup.procs_per_node * of_gpu or speed.ONE_CARD
+        if self.network is Network.ETHERNET:
+            bits = speed.SOCKETS
+        nvlink, pcie = 1e9 * gpu.nvlink / 2, speed.PCIE_REACHED * 1e9 * gpu.pcie
+        return Links(
+            within_node=self.within_node or speed.NVLINK_REACHED * nvlink or pcie,
+            between_nodes=self.between_nodes or speed.FABRIC_REACHED * bits / 8,
+            to_host=pcie,
         )
 
 
@@ -120,10 +120,10 @@ class Steps:
     The last step of an epoch repeats `repeated` samples. `total` is None if no end is known.
     """
 
-    full_per_epoch: int | None
-    accelerate_per_epoch: int | None
-    repeated: int
-    total: int | None
+    full_per_epoch: int | None = None
+    accelerate_per_epoch: int | None = None
+    repeated: int = 0
+    total: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,16 +263,12 @@ def gpu_need(question: Question) -> Need | None:
 
 def host_need(question: Question) -> Need:
     """Add up the memory of one node; a training on CPUs has a measured band."""
-    setup, capacity = question.setup, question.host_bytes
-    if not question.is_cpu:
-        return Need(
-            terms=memory.host_terms(setup), capacity_bytes=capacity, fits_below=HOST_FITS_BELOW
-        )
+    setup, is_cpu = question.setup, question.is_cpu
     return Need(
-        terms=memory.cpu_terms(setup),
-        capacity_bytes=capacity,
-        is_part=not counts_activations(setup),
-        band=memory.CPU_BAND,
+        terms=memory.cpu_terms(setup) if is_cpu else memory.host_terms(setup),
+        capacity_bytes=question.host_bytes,
+        is_part=is_cpu and not counts_activations(setup),
+        band=memory.CPU_BAND if is_cpu else None,
         fits_below=HOST_FITS_BELOW,
     )
 
@@ -284,34 +280,35 @@ def counts_activations(setup: Setup) -> bool:
 
 def disk_need(question: Question) -> Need:
     """Add up a run's checkpoints: those kept, one being written, and the weights of the best."""
-    whole = tuple(
-        replace(
-            term,
-            bytes=term.bytes * (question.keep + 1),
-            formula=f"{question.keep + 1} x ({term.formula})",
-        )
-        for term in memory.checkpoint_terms(question.setup)
+    kept = question.keep + 1
+    whole = (
+        replace(each, bytes=kept * each.bytes, formula=f"{kept} x ({each.formula})")
+        for each in memory.checkpoint_terms(question.setup)
     )
     best = memory.best_terms(question.setup, question.keep_best)
     return Need(terms=(*whole, *best), capacity_bytes=question.disk_bytes)
 
 
 def count_steps(question: Question) -> Steps:
-    """Count the steps of an epoch and of the training."""
+    """Count the steps of an epoch and of the training.
+
+    Count as accelerate does with its defaults, `even_batches=True` and `split_batches=False`, for
+    a loader without `drop_last`; the HF Trainer counts the same way. Each rank gets whole batches
+    in turn (BatchSamplerShard), and the data is repeated from its start until all ranks have the
+    same number; a single process gets a smaller last batch instead. The end of an epoch forces a
+    step, even during accumulation.
+    """
     setup, samples = question.setup, question.samples
     if samples is None:
-        return Steps(
-            full_per_epoch=None, accelerate_per_epoch=None, repeated=0, total=question.max_steps
-        )
-    ran = steps.accelerate_steps(
-        samples, setup.micro_batch, setup.accumulation, setup.data_parallel
-    )
+        return Steps(total=question.max_steps)
+    ran = -(-samples // setup.effective_batch)
     # A part of an epoch is rounded up, as in the HF Trainer.
     whole = math.ceil(ran * question.epochs) if question.epochs else None
+    ranks = setup.data_parallel
     return Steps(
         full_per_epoch=samples // setup.effective_batch,
         accelerate_per_epoch=ran,
-        repeated=steps.repeated_samples(samples, setup.micro_batch, setup.data_parallel),
+        repeated=-samples % (setup.micro_batch * ranks) if ranks > 1 else 0,
         total=question.max_steps or whole,
     )
 
@@ -390,7 +387,7 @@ def _model_notes(setup: Setup) -> Iterator[str]:
     if not counts_activations(setup):
         what = "the model's shape" if setup.seq_len else "the length of a sample (--seq-len)"
         yield f"activations are not counted without {what}: the total is too low"
-    elif model.family not in activations.FAMILIES:
+    elif model.family not in memory.FAMILIES:
         like = "Llama" if model.gated else "GPT-2"
         yield f"the activations of '{model.family}' models are assumed to be those of {like}"
     if model.active_params:

@@ -11,9 +11,6 @@ from clusterrun.errors import UsageError
 from clusterrun.launch.plan import Parallel
 
 GIB = 1 << 30
-FITS_BELOW = 0.80  # of the capacity; above it a training fits tightly
-HOST_FITS_BELOW = 0.70  # of a node's memory: the page cache needs some of the rest
-TIGHT_BELOW = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)

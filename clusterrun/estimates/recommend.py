@@ -79,10 +79,8 @@ def _fastest_first(tried: list[Choice], verdict: Fit) -> list[Choice]:
 
 def best_per_strategy(choices: list[Choice]) -> list[Choice]:
     """Keep the first of each strategy."""
-    found: dict[Strategy, Choice] = {}
-    for choice in choices:
-        found.setdefault(choice.setup.strategy, choice)
-    return list(found.values())
+    first = {choice.setup.strategy: choice for choice in reversed(choices)}
+    return [choice for choice in choices if choice is first[choice.setup.strategy]]
 
 
 def smallest(question: Question, effective: int) -> Choice:
@@ -161,17 +159,12 @@ def neighbours(question: Question, what: str) -> list[Question]:
             card = replace(question, gpu=gpu, gpu_bytes=memory, step_time_s=None)
             found.append(replace(card, setup=setup))
         return sorted(found, key=lambda each: step.mid_s if (step := step_duration(each)) else 0.0)
-    asked = (replace(question, setup=setup) for setup in _neighbours(question.setup, what))
+    setup, field = question.setup, what.replace("-", "_")
+    number = getattr(setup, field)
+    values = [number // 2, number * 2, number * 4] if what != "strategy" else _strategies(setup)
+    changes: list[dict[str, Any]] = [{field: x} for x in values if x and x != number]
+    asked = (replace(question, setup=replace(setup, **change)) for change in changes)
     return [neighbour for neighbour in asked if not mistake(neighbour)]
-
-
-def _neighbours(setup: Setup, what: str) -> list[Setup]:
-    if what == "strategy":
-        return [replace(setup, strategy=s) for s in _strategies(setup) if s is not setup.strategy]
-    field = what.replace("-", "_")
-    number: int = getattr(setup, field)
-    around: list[dict[str, Any]] = [{field: n} for n in (number // 2, number * 2, number * 4) if n]
-    return [replace(setup, **change) for change in around]
 
 
 MOST: Final = 3
@@ -192,9 +185,8 @@ def alternatives(question: Question) -> list[Choice]:
     if setup.world == 1 and setup.strategy is Strategy.DDP:
         setup = replace(setup, strategy=Strategy.NONE)
     asked = replace(question, setup=setup, wanted_ckpt=None)
-    found = _fitting(asked)
     chosen: list[Choice] = []
-    for choice in sorted(found, key=lambda each: _price(each, asked.setup)):
+    for choice in sorted(_fitting(asked), key=lambda each: _price(each, asked.setup)):
         what = changed(choice.setup, asked.setup)
         if not any(changed(each.setup, asked.setup) <= what for each in chosen):
             chosen.append(choice)

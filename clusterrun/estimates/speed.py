@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-from clusterrun.config.choices import Network
 from clusterrun.errors import UsageError
 from clusterrun.estimates.gpus import Gpu
 from clusterrun.estimates.inputs import Model, Setup
@@ -26,11 +25,7 @@ LORA_KERNELS: Final = 285
 LAUNCH_S: Final = 10e-6
 GRADIENT_TRAFFIC: Final = 12  # bytes per parameter and pass to add the gradient to the sum
 # Speed-up over one GPU, lowest and highest, on GPUs of one node: a rule of thumb.
-SCALING: Final[Mapping[int, tuple[float, float]]] = {
-    2: (1.8, 1.9),
-    4: (3.5, 3.8),
-    8: (6.5, 7.0),
-}
+SCALING: Final[Mapping[int, tuple[float, float]]] = {2: (1.8, 1.9), 4: (3.5, 3.8), 8: (6.5, 7.0)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,16 +74,6 @@ def flops_per_token(model: Model, seq_len: int, *, lora: int = 0) -> float:
     return work + 12 * (model.layers + model.cross_layers) * model.query_width * seq_len
 
 
-def peak_flops(gpu: Gpu, precision: str) -> float:
-    """Return a GPU's peak operations per second; raise UsageError if it lacks the precision."""
-    if precision not in gpu.tflops:
-        raise UsageError(
-            f"the {gpu.name} does not compute in {precision}",
-            hint="pass --mixed-precision fp16 or auto",
-        )
-    return gpu.tflops[precision] * 1e12
-
-
 def pass_seconds(setup: Setup, gpu: Gpu, mfu: float) -> float:
     """Estimate the seconds that a GPU takes forward and backward over one micro-batch.
 
@@ -133,9 +118,15 @@ def recomputing(setup: Setup) -> float:
 
 
 def _work_seconds(setup: Setup, gpu: Gpu, mfu: float) -> float:
+    """Return the seconds at an MFU. Raises UsageError if the GPU lacks the precision."""
+    if setup.precision not in gpu.tflops:
+        raise UsageError(
+            f"the {gpu.name} does not compute in {setup.precision}",
+            hint="pass --mixed-precision fp16 or auto",
+        )
     tokens = setup.micro_batch * setup.seq_len / setup.parallel.model
     work = tokens * flops_per_token(setup.model, setup.seq_len, lora=setup.lora)
-    return work / (peak_flops(gpu, setup.precision) * mfu)
+    return work / (gpu.tflops[setup.precision] * 1e12 * mfu)
 
 
 def _summing_seconds(setup: Setup, gpu: Gpu) -> float:
@@ -144,7 +135,7 @@ def _summing_seconds(setup: Setup, gpu: Gpu) -> float:
         return 0.0
     is_shard = setup.strategy.is_deepspeed and setup.strategy.stage > 1
     summed = setup.trained / (setup.shards if is_shard else 1)
-    return GRADIENT_TRAFFIC * summed / gpu.bandwidth
+    return GRADIENT_TRAFFIC * summed / (1e9 * gpu.bandwidth)
 
 
 def segments(seconds: float, limit_s: int) -> int:
@@ -185,35 +176,6 @@ class Links:
             f"{x / 1e9:.3g} GB/s" for x in (self.within_node, self.between_nodes, self.to_host)
         )
         return f"{within} within a node, {between} between nodes, {host} to the host"
-
-
-def links_of(
-    gpu: Gpu,
-    procs_per_node: int,
-    *,
-    network: Network = Network.AUTO,
-    within_node: float | None = None,
-    between_nodes: float | None = None,
-) -> Links:
-    """Return the links of a node with `procs_per_node` GPUs; speeds that are given take precedence.
-
-    >>> from clusterrun.estimates.gpus import find
-    >>> print(links_of(find("h100-80g"), 8))
-    360 GB/s within a node, 360 GB/s between nodes, 31.5 GB/s to the host
-    >>> print(links_of(find("rtx4090"), 4, network=Network.ETHERNET))
-    15.8 GB/s within a node, 2.81 GB/s between nodes, 15.8 GB/s to the host
-    """
-    of_gpu = gpu.fabric
-    if network is Network.EFA and gpu.compute_capability < (9, 0):
-        of_gpu = min(of_gpu, EFA_BEFORE_HOPPER)
-    bits = SOCKETS if network is Network.ETHERNET else procs_per_node * of_gpu or ONE_CARD
-    fabric = FABRIC_REACHED * bits / 8
-    return Links(
-        within_node=within_node
-        or (NVLINK_REACHED * gpu.nvlink / 2 if gpu.nvlink else PCIE_REACHED * gpu.pcie),
-        between_nodes=between_nodes or fabric,
-        to_host=PCIE_REACHED * gpu.pcie,
-    )
 
 
 FP32: Final = 4

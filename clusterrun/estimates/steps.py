@@ -1,8 +1,4 @@
-"""What a script has to know: the steps of an epoch, the rate of a batch, settings to start with.
-
-Steps are counted as accelerate does with its defaults, `even_batches=True` and
-`split_batches=False`, for a loader without `drop_last`. The HF Trainer counts the same way.
-"""
+"""What a script has to know: the rate of a batch, smaller passes, settings to start with."""
 
 from __future__ import annotations
 
@@ -13,46 +9,6 @@ from typing import Final
 from clusterrun.config.choices import MixedPrecision, Optimizer
 from clusterrun.estimates.inputs import GIB
 from clusterrun.shared.wording import count
-
-
-def batches_per_rank(samples: int, micro_batch: int, world: int) -> int:
-    """Count the batches that each rank gets in an epoch.
-
-    accelerate gives each rank whole batches in turn (BatchSamplerShard), and repeats the data from
-    its start until all ranks have the same number.
-
-    >>> batches_per_rank(29_500, 4, 8)
-    922
-    """
-    return _ceil(_ceil(samples, micro_batch), world)
-
-
-def accelerate_steps(samples: int, micro_batch: int, accumulation: int, world: int) -> int:
-    """Count the optimizer steps of an epoch: its end forces one, even during accumulation.
-
-    All rounding is upwards, so the result is samples / effective batch, rounded up.
-
-    >>> accelerate_steps(29_500, 4, 1, 8), accelerate_steps(2_500, 8, 8, 1)
-    (922, 40)
-    """
-    return _ceil(batches_per_rank(samples, micro_batch, world), accumulation)
-
-
-def repeated_samples(samples: int, micro_batch: int, world: int) -> int:
-    """Count the samples that the last step of an epoch repeats.
-
-    A single process gets a smaller last batch instead, and repeats none.
-
-    >>> repeated_samples(29_500, 4, 8), repeated_samples(29_501, 4, 1)
-    (4, 0)
-    """
-    if world == 1:
-        return 0
-    return batches_per_rank(samples, micro_batch, world) * micro_batch * world - samples
-
-
-def _ceil(count: int, size: int) -> int:
-    return -(-count // size)
 
 
 def smaller_passes(micro_batch: int, accumulation: int) -> tuple[int, int] | None:

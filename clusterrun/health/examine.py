@@ -1,16 +1,24 @@
-"""Run checks side by side, and leave behind those that are late."""
+"""Run the checks of a machine side by side, and compare what many nodes found.
+
+A check that is late is left behind. What nodes have in common is shown once, and what differs.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import re
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
-from clusterrun.errors import ClusterrunError, describe
-from clusterrun.shared.finding import Finding, skip
+from clusterrun.errors import ClusterrunError, describe, shortened
+from clusterrun.shared.finding import BAD, Finding, Severity, fail, note, ok, skip
+from clusterrun.shared.hostlist import fold_hosts, named
+from clusterrun.shared.wording import count
 
 Look = Callable[[], Finding]  # may raise UnknownError, OSError or ClusterrunError
 
@@ -74,3 +82,170 @@ def side_by_side(parts: Mapping[str, Callable[[], Any]], deadline_s: float) -> d
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     return dict(found)
+
+
+# Of many nodes
+
+# The packages of which all nodes need the same version, by the parts that must be equal: ranks
+# exchange pickled objects and call the same collectives, and NCCL refuses any other version.
+MUST_AGREE: Final = {"python": 2, **dict.fromkeys(("torch", "accelerate", "NCCL", "clusterrun"))}
+HINTS: Final = {
+    "versions": "install the environment on a file system that all nodes share, or in an image",
+    "system": "tell the administrator; leave the node out with --exclude if a job fails on it",
+    "hardware": "request equal nodes with --constraint, or leave the others out with --exclude",
+    "limits": "tell the administrator; Slurm passes on the limits of your shell",
+    "network": "tell the administrator; compare with: ip -brief link",
+    "gpu": "request equal nodes with --constraint, or leave the others out with --exclude",
+}
+MISSING: Final = "none"
+MOST: Final = 16  # findings in a list
+_CLOSE: Final = 0.02  # sizes that differ by less are equal: firmware and kernel keep a little
+_SIZE: Final = re.compile(r"([0-9.]{1,20}) GiB")
+_DIGITS: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?")
+_ORDER: Final = (Severity.FAIL, Severity.NOTE, Severity.SKIP, Severity.OK)
+_MOST_VALUES: Final = 4
+_MOST_FACTS: Final = 5
+_VALUE: Final = 100
+_Kind = tuple[Severity, str, str]
+
+
+def differences(facts: Mapping[str, Mapping[str, str]]) -> list[Finding]:
+    """Compare the facts (`group.fact`) of nodes: one check for each group.
+
+    >>> differences({"n1": {"gpu.driver": "550"}, "n2": {"gpu.driver": "560"},
+    ...              "n3": {"gpu.driver": "560"}})[0].text
+    'driver: n1 has 550, the other 2 have 560'
+    """
+    names = {name for found in facts.values() for name in found}
+    groups = {name.partition(".")[0] for name in names}
+    ordered = [each for each in HINTS if each in groups] + sorted(groups - HINTS.keys())
+    return [_compared(group, facts, sorted(names)) for group in ordered]
+
+
+def _compared(group: str, facts: Mapping[str, Mapping[str, str]], names: Sequence[str]) -> Finding:
+    name, mine = f"same.{group}", [each for each in names if each.partition(".")[0] == group]
+    if len(facts) < 2:
+        return skip(name, "there is only one node")
+    by_fact = {each.partition(".")[2]: _holders(each, facts) for each in mine}
+    differing = {fact: holders for fact, holders in by_fact.items() if len(holders) > 1}
+    if not differing:
+        values = [f"{fact} {next(iter(holders))}" for fact, holders in by_fact.items()]
+        return ok(name, f"{count(len(facts), 'node')} agree: {some(values, 3)}")
+    hint = HINTS.get(group, HINTS["system"])
+    broken = []
+    for fact, holders in differing.items():
+        parts = MUST_AGREE.get(fact, 0)
+        if len({tuple(value.split(".")[:parts]) for value in holders}) > 1:
+            broken.append(fact)
+    ordered = sorted(differing, key=lambda fact: fact not in broken)
+    text = some([f"{fact}: {values_text(differing[fact])}" for fact in ordered])
+    return fail(name, text, hint) if broken else note(name, text, hint)
+
+
+def some(texts: Sequence[str], most: int = _MOST_FACTS) -> str:
+    """Join texts; of many the first ones, and the number of the others."""
+    more = [f"{len(texts) - most} more"] if len(texts) > most else []
+    return "; ".join([*texts[:most], *more])
+
+
+def _holders(name: str, facts: Mapping[str, Mapping[str, str]]) -> dict[str, list[str]]:
+    """Return the nodes of each value; sizes that are close count as one value."""
+    holders: dict[str, list[str]] = defaultdict(list)
+    for node, found in facts.items():
+        holders[shortened(" ".join((found.get(name) or MISSING).split()), _VALUE)].append(node)
+    if not all(map(_SIZE.fullmatch, holders)):
+        return dict(holders)
+    sizes = {value: float(value.removesuffix(" GiB")) for value in holders}
+    common = max(holders, key=lambda value: len(holders[value]))
+    joined: dict[str, list[str]] = defaultdict(list)
+    for value, nodes in holders.items():
+        is_close = abs(sizes[value] - sizes[common]) <= _CLOSE * sizes[common]
+        joined[common if is_close else value] += nodes
+    return dict(joined)
+
+
+def values_text(holders: Mapping[str, Sequence[str]]) -> str:
+    """Return which nodes have which value, those with a rare one first.
+
+    >>> values_text({"560": ["n1", "n2", "n4"], "550": ["n3"]})
+    'n3 has 550, the other 3 have 560'
+    """
+    *rare, (common, most) = sorted(holders.items(), key=lambda each: (len(each[1]), each[0]))
+    verbs = ("have", "has")
+    shown = rare[-_MOST_VALUES:]
+    parts = [f"{named(nodes)} {verbs[len(nodes) == 1]} {value}" for value, nodes in shown]
+    if len(rare) > _MOST_VALUES:
+        hidden = sum(len(nodes) for _, nodes in rare[:-_MOST_VALUES])
+        parts.append(f"{hidden} have {len(rare) - _MOST_VALUES} other values")
+    last = f"{most[0]} has" if len(most) == 1 else f"the other {len(most)} have"
+    return ", ".join([*parts, f"{last} {common}"])
+
+
+def findings(checks: Mapping[str, Sequence[Finding]]) -> list[Finding]:
+    """Merge the notes and failures of nodes, failures first; leave out what is beyond a few."""
+    found = [each for each in merged(checks) if each.severity in BAD]
+    return sorted(found, key=lambda each: BAD.index(each.severity))[:MOST]
+
+
+def differing(facts: Mapping[str, Mapping[str, str]]) -> list[Finding]:
+    """Return what differs between the nodes whose facts are known."""
+    known = {node: found for node, found in facts.items() if found}
+    bad = [each for each in differences(known) if each.severity in BAD]
+    return [dataclasses.replace(each, nodes=tuple(known)) for each in bad]
+
+
+def merged(checks: Mapping[str, Sequence[Finding]]) -> list[Finding]:
+    """Merge the checks of nodes: one for each id and finding, the worst and most frequent first.
+
+    Texts that differ only in numbers are one finding, with the text of its first node. What is ok
+    is left out if the check found something on another node. A check that is missing on a node is
+    skipped there.
+    """
+    ids = list(dict.fromkeys(each.id for found in checks.values() for each in found))
+    by_node = {node: {each.id: each for each in found} for node, found in checks.items()}
+    return [each for name in ids for each in _merged(name, by_node)]
+
+
+def _merged(name: str, by_node: Mapping[str, Mapping[str, Finding]]) -> Iterator[Finding]:
+    groups: dict[_Kind, list[tuple[str, Finding]]] = defaultdict(list)
+    for node, found in by_node.items():
+        check = found.get(name) or skip(name, "the node did not report it")
+        groups[_kind(node, check)].append((node, check))
+    is_found = any(status in BAD for status, *_ in groups)
+    shown = [each for each in groups.items() if not (is_found and each[0][0] is Severity.OK)]
+    shown.sort(key=lambda each: (_ORDER.index(each[0][0]), -len(each[1])))
+    rest: dict[Severity, list[tuple[str, Finding]]] = defaultdict(list)
+    for (status, *_), members in shown[_MOST_VALUES:]:  # rare ones: one of each status
+        rest[status] += members
+    common = [(status, members) for (status, *_), members in shown[:_MOST_VALUES]]
+    for status, members in [*common, *rest.items()]:
+        node, first = members[0]
+        where = "" if all(each.text == first.text for _, each in members) else f" (on {node})"
+        nodes = tuple(each for each, _ in members)
+        of_node = rf"(?<![\w.-]){re.escape(node)}(?![\w.-])"
+        fix = re.sub(of_node, lambda _: named(nodes), first.fix)  # noqa: B023 - used at once
+        text = f"{first.text}{where}"
+        yield Finding(id=name, severity=status, text=text, fix=fix, nodes=nodes)
+
+
+def _kind(node: str, check: Finding) -> _Kind:
+    """Return what findings have in common that differ only in numbers and the node's name."""
+    if check.severity is Severity.OK:
+        return check.severity, "", ""
+    text, hint = (_DIGITS.sub("0", each.replace(node, "")) for each in (check.text, check.fix))
+    return check.severity, text, hint
+
+
+def to_exclude(checks: Mapping[str, Sequence[Finding]]) -> str:
+    """Return a host list of the nodes on which a check failed that did not fail on all; "" if none.
+
+    A failure on all nodes is not the fault of a node.
+    """
+    failed = {
+        (node, each.id)
+        for node, found in checks.items()
+        for each in found
+        if each.severity is Severity.FAIL
+    }
+    times = Counter(name for _, name in failed)
+    return fold_hosts(node for node, name in failed if times[name] < len(checks))

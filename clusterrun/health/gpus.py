@@ -138,7 +138,9 @@ def gpu_facts(asked: GpuAnswer) -> dict[str, str]:
         "ecc": _alike(_WORDS.get(gpu.has_ecc) for gpu in gpus),
         "mig": _alike(_WORDS.get(gpu.has_mig) for gpu in gpus),
         "persistence mode": _alike(_WORDS.get(gpu.is_persistent) for gpu in gpus),
-        "nvlinks": _alike(_links(gpu) for gpu in gpus),
+        "nvlinks": _alike(
+            f"{sum(gpu.links)} of {len(gpu.links)} active" for gpu in gpus if gpu.links
+        ),
     }
     facts = {name: ", ".join(values) for name, values in modes.items() if values}
     return {**asked.asked.system, **facts}
@@ -146,10 +148,6 @@ def gpu_facts(asked: GpuAnswer) -> dict[str, str]:
 
 def _alike(values: Iterable[str | None]) -> list[str]:
     return sorted({value for value in values if value})
-
-
-def _links(gpu: NvmlGpu) -> str:
-    return f"{sum(gpu.links)} of {len(gpu.links)} active" if gpu.links else ""
 
 
 # The checks

@@ -138,7 +138,7 @@ def yaml_error(spec: JobSpec, text: str, hint: str = "") -> ConfigError:
 def _accelerate_mapping(spec: JobSpec, facts: Facts) -> dict[str, Any]:
     import yaml
 
-    from clusterrun.shared.bounded_yaml import BoundedLoader
+    from clusterrun.config.document import BoundedLoader
 
     try:
         config = yaml.load(facts.accelerate_config_text, Loader=BoundedLoader)

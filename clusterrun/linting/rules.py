@@ -10,6 +10,8 @@ from typing import Final
 from clusterrun.config.choices import Strategy
 from clusterrun.linting.rule import Found, Launch, rule
 from clusterrun.linting.source import (
+    KNOWN,
+    TRAINING,
     Function,
     Script,
     constant,
@@ -38,18 +40,6 @@ COLLECTIVES: Final = tuple(
         *("gather_object", "monitored_barrier", "reduce", "reduce_scatter", "scatter"),
     )
 )
-# What a script may import if the rest of the training is to be seen in it.
-KNOWN: Final = {
-    *("__future__", "abc", "argparse", "bisect", "collections", "contextlib", "copy", "csv"),
-    *("dataclasses", "datetime", "enum", "functools", "gc", "glob", "gzip", "hashlib", "io"),
-    *("itertools", "json", "logging", "math", "multiprocessing", "operator", "os", "pathlib"),
-    *("pickle", "pprint", "random", "re", "shutil", "signal", "socket", "statistics", "string"),
-    *("struct", "subprocess", "sys", "tempfile", "textwrap", "threading", "time", "traceback"),
-    *("types", "typing", "typing_extensions", "urllib", "uuid", "warnings", "zipfile"),
-    *("torch", "torchvision", "torchaudio", "numpy", "PIL", "tqdm", "pandas", "sklearn", "scipy"),
-    *("matplotlib", "yaml", "datasets", "tokenizers", "einops", "rich", "psutil", "cv2", "wandb"),
-    *("tensorboard", "tensorboardX", "evaluate", "safetensors", "tiktoken", "timm"),
-}
 ONE_MACHINE: Final = r"/(?:tmp|var/tmp|dev/shm)/"
 _LOOPBACK = r"localhost|127\.\d+\.\d+\.\d+|::1"
 _LIGHTNING = ("lightning", "lightning.pytorch", "pytorch_lightning", "lightning.fabric")
@@ -488,10 +478,6 @@ def differs(script: Script, node: ast.AST) -> bool:
     return False
 
 
-# What trains, and calls nothing of the user's that this file does not show.
-TRAINING: Final = (
-    *("accelerate", "deepspeed", "lightning", "peft", "pytorch_lightning", "transformers", "trl"),
-)
 _SPLITS_MODEL = "(?i)fsdp|fully_?shard|deepspeed|parallelism_?config|tp_plan|megatron"
 
 

@@ -1,13 +1,30 @@
-"""A parsed training script: its calls by full name, and what decides whether they run."""
+"""A parsed training script: its calls, what decides whether they run, and its options."""
 
 from __future__ import annotations
 
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
+from typing import Final
 
+# What a script may import if the rest of the training is to be seen in it.
+KNOWN: Final = {
+    *("__future__", "abc", "argparse", "bisect", "collections", "contextlib", "copy", "csv"),
+    *("dataclasses", "datetime", "enum", "functools", "gc", "glob", "gzip", "hashlib", "io"),
+    *("itertools", "json", "logging", "math", "multiprocessing", "operator", "os", "pathlib"),
+    *("pickle", "pprint", "random", "re", "shutil", "signal", "socket", "statistics", "string"),
+    *("struct", "subprocess", "sys", "tempfile", "textwrap", "threading", "time", "traceback"),
+    *("types", "typing", "typing_extensions", "urllib", "uuid", "warnings", "zipfile"),
+    *("torch", "torchvision", "torchaudio", "numpy", "PIL", "tqdm", "pandas", "sklearn", "scipy"),
+    *("matplotlib", "yaml", "datasets", "tokenizers", "einops", "rich", "psutil", "cv2", "wandb"),
+    *("tensorboard", "tensorboardX", "evaluate", "safetensors", "tiktoken", "timm"),
+}
+# What trains, and calls nothing of the user's that the file does not show.
+TRAINING: Final = (
+    *("accelerate", "deepspeed", "lightning", "peft", "pytorch_lightning", "transformers", "trl"),
+)
 # Words of tests that do not choose ranks: how far the training is, and how good.
 _OF_PROGRESS = (
     r"epochs?|steps?|iters?|iterations?|batch(?:es)?|every|freq(?:uency)?|interval|best|acc\w*|loss"
@@ -226,3 +243,80 @@ def _imported(node: ast.AST) -> Iterator[tuple[str, str]]:
     elif isinstance(node, ast.ImportFrom) and not node.level:
         for alias in node.names:
             yield alias.asname or alias.name, f"{node.module}.{alias.name}"
+
+
+# Which options it may have, from the sources of its project
+
+_PARSERS: Final = ("absl", "argparse", "click", "docopt", "optparse", "typer")
+_HARMLESS: Final = {*KNOWN, *TRAINING, *_PARSERS, "clusterrun", "huggingface_hub", "torchmetrics"}
+# Parsers of other packages: they have none of our options, but the script may have any.
+_LIBRARIES: Final = {"draccus", "fire", "hydra", "jsonargparse", "simple_parsing", "tyro"}
+_TAKES_ANY: Final = (
+    r"parse_known_\w*args|REMAINDER|nargs *= *.\.\.\.|(?:ignore_unknown|allow_extra)_\w+"
+    r"|return_remaining_\w+|\.from_cli\(|\bexec\(|\brunpy\b|import_module\([^)]*\)\.\w+\("
+    r"|^import fire\b[\s\S]*\*\*\w"
+)
+_READS_WORDS: Final = r"(?<!len\(sys\.)\bargv\b(?!\[-?\d+\])"
+# What a package that can't be read may parse arguments with, or have them from.
+_RUNS_ANOTHER: Final = (
+    r"(?i)\.(?:main|cli|app|run|launch)\b|\.\w*(?:arg|pars|option|flag|config|param)\w*\Z"
+)
+_JOINS_ANOTHER: Final = r"\bparents *=|\bsys\.path\b"
+_OF_LIBRARY: Final = (
+    r"HfArgumentParser|TrlParser|\b\w+CLI\b|add_config_arguments|add_argparse_args|parse_args_into"
+)
+
+
+class ScriptOptions:
+    """The options of a script, from the modules of its project; packages in `own` are known.
+
+    `has_parser`: it may parse its arguments. `are_visible`: its sources name all its options.
+    `takes_any`: it may take any word as an option.
+    """
+
+    def __init__(self, modules: Sequence[Script], own: Collection[str]) -> None:
+        packages = {name for module in modules for name in module.packages}
+        foreign = packages - {*_HARMLESS, *own, "."}
+        unread = foreign - _LIBRARIES
+        text = "\n".join(module.text for module in modules)
+        names = {module.name(node) for module in modules for node in module.nodes}
+        parses = not packages.isdisjoint(_PARSERS)
+        is_of_library = bool(foreign or re.search(_OF_LIBRARY, text))
+        self.has_parser = parses or is_of_library
+        self.takes_any = not modules or bool(
+            re.search(_TAKES_ANY, text)
+            or any(n.partition(".")[0] in unread and re.search(_RUNS_ANOTHER, n) for n in names)
+            or (unread and ("fire" in packages or re.search(_JOINS_ANOTHER, text)))
+            or (not parses and re.search(_READS_WORDS, text))
+            or not all(_is_literal(module) for module in modules)
+        )
+        self.are_visible = not (is_of_library or self.takes_any)
+        has_names = not self.are_visible or not packages.isdisjoint(("absl", "typer"))
+        self._words = {word.replace("_", "-") for m in modules for word in _words(m, has_names)}
+
+    def may_have(self, option: str) -> bool:
+        """Return whether the sources name an option, a longer one, or a field of this name."""
+        name = option.replace("_", "-")
+        if not name.startswith("--"):
+            return any(each.startswith(name) or each == name[1:] for each in self._words)
+        return any(each.startswith((name, name[2:])) for each in self._words)
+
+
+def _is_literal(script: Script) -> bool:
+    """Return whether all options that a script adds to a parser are written out."""
+    adders = (".add_argument", ".add_option", "click.option")
+    calls = [*script.calls(*adders)]
+    named = sum(script.name(node).endswith(adders) for node in script.nodes)
+    return named == len(calls) and all(text_of(name) for call in calls for name in call.args)
+
+
+def _words(script: Script, has_names: bool) -> Iterator[str]:
+    """Yield literal options and fields of classes; with `has_names` also parameters and words."""
+    for node in script.nodes:
+        text = text_of(node)
+        if not re.search(r"\s", text) or "docopt" in script.packages:
+            yield from re.findall(r"(?<![\w-])--?\w[\w-]*", text)
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            yield node.target.id
+        if has_names:
+            yield node.arg if isinstance(node, ast.arg) else text

@@ -33,7 +33,6 @@ RECORDS = frozenset({Stream.GAP, Stream.END})
 OF_NO_RANK = "-"  # the rank of a line of the launcher or the agent
 BEFORE_ALL = b"0" * 16  # a stamp
 MAX_HEAD_BYTES = 32
-MAX_SPEAKERS = 20_000  # to remember: a damaged file may name any number of ranks
 LINE_BYTES = 1 << 16  # agents cut longer lines
 SIDE_TEXT_BYTES = 4096  # of a line in a side file
 STAMPED = re.compile(  # the head of a line; 16 digits of µs last until 2286
@@ -47,6 +46,10 @@ _GAP = re.compile(rb"([oela]) ([0-9]{1,18})(?: (.*))?\Z", re.DOTALL)
 _SIDE = re.compile(rb"([^ ]{0,99}?)(\+?) ([0-9]{1,18})(?: (.*))?\Z", re.DOTALL)
 LEFT_OUT_TEXT = b"x repeated, or more than this file may hold"  # of a side file's record
 _NO_CLASS = b"-"
+
+
+Speaker = tuple[str, "int | None", Stream]
+"""Who wrote a line: node, rank and stream."""
 
 
 class LogLine(NamedTuple):

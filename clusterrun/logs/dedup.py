@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from clusterrun.logformat.lines import LogLine, Stream
+from clusterrun.logformat.lines import LogLine, Speaker, Stream
 from clusterrun.logformat.symptoms import Classifier
 
 LEAST_COPIES = 3  # to fold lines of ranks; fewer stay separate
@@ -105,17 +105,18 @@ class Dedup:
             if self._now_us >= self._due_us:
                 self._release()
         place = line.rank
-        if place is None:
+        if place is None or place >= self._world_size:  # a rank of a damaged file
             place = self._nodes.setdefault(line.node, len(self._nodes))
-        elif place >= self._world_size:  # from a damaged file
-            lone = Copies(line, body, "", (), 0)
-            lone.is_open = False
-            self._enqueue(lone, line, body)
-            return
         key, numbers = _shape(body)
         copies = self._find(line, body, key, numbers, 1 << place)
-        if line is copies.line or not copies.is_folded:
-            self._enqueue(copies, line, body)
+        if line is not copies.line and copies.is_folded:
+            return
+        if not self._queue:
+            self._due_us = self._now_us + QUIET_US
+        self._queue.append((copies, line, body))
+        self._queued_chars += len(body)
+        if len(self._queue) > HELD_LINES or self._queued_chars > HELD_CHARS:
+            self._release()
 
     def _find(self, line: LogLine, body: str, key: str, numbers: Sequence[str], bit: int) -> Copies:
         """Add a line to the first copies without its rank, or begin new ones."""
@@ -137,15 +138,6 @@ class Dedup:
     def drain(self) -> None:
         """Write all held lines."""
         self._release(is_last=True)
-
-    def _enqueue(self, copies: Copies, line: LogLine, body: str) -> None:
-        queue = self._queue
-        if not queue:
-            self._due_us = self._now_us + QUIET_US
-        queue.append((copies, line, body))
-        self._queued_chars += len(body)
-        if len(queue) > HELD_LINES or self._queued_chars > HELD_CHARS:
-            self._release()
 
     def _release(self, *, is_last: bool = False) -> None:
         """Write lines that have waited long enough or exceed the limits; all if `is_last`."""
@@ -195,7 +187,7 @@ class LineCount:
         self.count = 0
         self._folded = folded
         self._counted: dict[tuple[Stream, str], tuple[int, set[int | str]]] = {}
-        self._sources: set[tuple[str, int | None, Stream]] = set()
+        self._sources: set[Speaker] = set()
 
     def add(self, line: LogLine) -> None:
         """Add the next older line."""
@@ -242,9 +234,7 @@ class Tracebacks:
 
     take: Callable[[LogLine, str], None]
     _classifier: Classifier = field(default_factory=Classifier)
-    _open: dict[tuple[str, int | None, Stream], tuple[LogLine, list[str]]] = field(
-        default_factory=dict
-    )
+    _open: dict[Speaker, tuple[LogLine, list[str]]] = field(default_factory=dict)
 
     def feed(self, line: LogLine, body: str) -> None:
         """Pass a line on, or hold it with the rest of its traceback."""
@@ -272,6 +262,6 @@ class Tracebacks:
         for source in list(self._open):
             self._give(source)
 
-    def _give(self, source: tuple[str, int | None, Stream]) -> None:
+    def _give(self, source: Speaker) -> None:
         first, bodies = self._open.pop(source)
         self.take(first, "\n".join(bodies))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from clusterrun.logformat.lines import LogLine, Stream, parse_end
-from clusterrun.logs.merge import merge_sources
+from clusterrun.logs.merge import last_lines, merge_sources
 from clusterrun.logs.sources import (
     EVERYTHING,
     Catalogue,
@@ -24,7 +24,6 @@ from clusterrun.logs.sources import (
     sources_of,
     stat_file,
 )
-from clusterrun.logs.tail import last_lines
 
 INTERVAL_S = 0.2
 INTERVAL_OF_MANY_S = 1.0  # each poll asks the file server once per file

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import resource
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -26,10 +27,9 @@ from clusterrun.logformat.lines import (
 from clusterrun.logformat.literals import Literals, required_literals
 from clusterrun.rundir.attempt import read_attempt
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.shared.descriptors import raise_descriptor_limit
+from clusterrun.shared.files import raise_descriptor_limit
 from clusterrun.shared.hostlist import natural_key
 
-BLOCK_BYTES = 64 * 1024
 MAX_LINE_BYTES = 1024 * 1024  # reached only in damaged files: agents cut lines far earlier
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # to open a FIFO may block
 _SPARE_DESCRIPTORS = 64  # for everything else that this process opens
@@ -112,7 +112,7 @@ class Catalogue(NamedTuple):
     files: Callable[[int], list[LogFile]]
 
 
-class OpenFiles:
+class OpenFiles(contextlib.AbstractContextManager["OpenFiles"]):
     """Reads from many files, and keeps as many open as the descriptor limit allows.
 
     On a network file system each open asks the server. The soft limit is raised while this object
@@ -123,9 +123,6 @@ class OpenFiles:
         self._descriptors: dict[Path, int] = {}
         self._limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._room = raise_descriptor_limit() - _SPARE_DESCRIPTORS
-
-    def __enter__(self) -> OpenFiles:
-        return self
 
     def __exit__(self, *_: object) -> None:
         for path in list(self._descriptors):
@@ -170,9 +167,9 @@ def find_line_end(path: Path, start: int, end: int) -> int:
     A stretch that is too long for a line is treated as whole, so that a reader makes progress.
     """
     with OpenFiles() as files:
-        for position in range(end, max(start, end - MAX_LINE_BYTES), -BLOCK_BYTES):
-            begin = max(start, position - BLOCK_BYTES)
-            newline = files.read(path, begin, position - begin).rfind(b"\n")
+        for size in (64 * 1024, MAX_LINE_BYTES):
+            begin = max(start, end - size)
+            newline = files.read(path, begin, end - begin).rfind(b"\n")
             if newline >= 0:
                 return begin + newline + 1
     return end if end - start > MAX_LINE_BYTES else start
@@ -262,16 +259,6 @@ def sources_of(files: Iterable[LogFile], query: Query, *, live: bool = False) ->
     return chosen
 
 
-def errors_of(sources: Iterable[Source], query: Query) -> list[Source]:
-    """Return the sources of an overview reduced to the error lines of all ranks."""
-    streams = query.streams
-    return [
-        replace(source, only_errors=True, takes=lambda rank, stream: stream in streams)
-        for source in sources
-        if source.file.kind is FileKind.ERRORS
-    ]
-
-
 def _parts(
     files: Iterable[LogFile], query: Query, *, live: bool
 ) -> Iterator[tuple[LogFile, Takes]]:
@@ -343,20 +330,14 @@ _LEFT_OUT = re.compile(rb"^[0-9]{16} - g - [0-9]+ x ", re.MULTILINE)
 def seek_time(file: LogFile, epoch_us: int, end: int) -> int:
     """Return the offset of the first line at or after a time, at most `end`."""
     stamp = b"%016d" % min(max(epoch_us, 0), 10**16 - 1)
-    low, high = 0, end
-    reach = high  # no line with a head begins from here to `high`
     with OpenFiles() as files:
-        while reach - low > _LOOK_BYTES:
-            middle = (low + reach) // 2
-            found = next(line_starts(files, file, middle, reach), None)
-            if found is None:
-                reach = middle
-            elif found[1] < stamp:
-                low = found[0] + 1
-            else:
-                high, reach = found[0], middle
-        lines = line_starts(files, file, low, reach)
-        return next((offset for offset, found_stamp in lines if found_stamp >= stamp), high)
+
+        def next_stamp(offset: int) -> bytes:
+            return next((found for _, found in line_starts(files, file, offset, end)), stamp)
+
+        block = bisect_left(range(0, end, _LOOK_BYTES), stamp, key=next_stamp)
+        lines = line_starts(files, file, max(0, block - 1) * _LOOK_BYTES, end)
+        return next((offset for offset, found in lines if found >= stamp), end)
 
 
 def line_starts(

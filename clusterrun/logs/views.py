@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from json.encoder import encode_basestring_ascii
 from typing import Any
 
-from clusterrun.logformat.lines import MAX_SPEAKERS, RECORDS, Gap, LogLine, Stream, parse_gap
+from clusterrun.logformat.lines import RECORDS, Gap, LogLine, Speaker, Stream, parse_gap
 from clusterrun.logformat.symptoms import Classifier
 from clusterrun.logs.dedup import Copies, Dedup, Tracebacks
 from clusterrun.logs.text import clock_time, readable, strip_controls, utc_time
@@ -86,6 +86,7 @@ class _Open:
         return self.first._replace(text=text, partial=not ends, epoch_us=self.epoch_us)
 
 
+@dataclass(kw_only=True)
 class View(ABC):
     """Joins pieces of lines, and calls `write` with the text to show, newlines included.
 
@@ -93,13 +94,12 @@ class View(ABC):
     line ends with a mark, and a progress bar shows its last state. `exact` drops and adds nothing.
     """
 
-    def __init__(
-        self, write: Callable[[bytes], None], *, exact: bool = False, attempt: int = 0
-    ) -> None:
-        self._put, self._exact, self._attempt = write, exact, attempt
-        self._begun: dict[tuple[str, int | None, Stream], _Open] = {}  # unfinished lines
-        self._held_bytes = 0  # of these
-        self._folders: tuple[Tracebacks | Dedup, ...] = ()  # hold lines until their copies come
+    exact: bool = False
+    write: Callable[[bytes], None]
+    attempt: int = 0
+    _begun: dict[Speaker, _Open] = field(default_factory=dict)  # unfinished lines
+    _held_bytes: int = 0  # of these
+    _folders: tuple[Tracebacks | Dedup, ...] = ()  # hold lines until their copies come
 
     def show(self, line: LogLine) -> None:
         """Take a line or a piece, and write what can be shown now."""
@@ -112,10 +112,10 @@ class View(ABC):
         source = (line.node, line.rank, line.stream)
         entry = self._begun.get(source)
         if entry is None:
-            if not line.partial and (self._exact or len(line.text) <= SHOWN_BYTES):
+            if not line.partial and (self.exact or len(line.text) <= SHOWN_BYTES):
                 self._show_line(line)
                 return
-            entry = self._begun[source] = _Open(first=line, exact=self._exact)
+            entry = self._begun[source] = _Open(first=line, exact=self.exact)
         self._held_bytes -= len(entry.text)
         entry.add(line.text)
         entry.epoch_us = line.epoch_us
@@ -125,7 +125,7 @@ class View(ABC):
         if is_much or not line.partial:
             self._give(source, ends=not line.partial)
 
-    def _give(self, source: tuple[str, int | None, Stream], *, ends: bool = False) -> None:
+    def _give(self, source: Speaker, *, ends: bool = False) -> None:
         """Show the line that a source has begun, if any."""
         if entry := self._begun.pop(source, None):
             self._held_bytes -= len(entry.text)
@@ -154,7 +154,7 @@ class View(ABC):
     def start_attempt(self, attempt: int) -> None:
         """Write what is left of the previous attempt."""
         self.drain()
-        self._attempt = attempt
+        self.attempt = attempt
 
     def write_held(self) -> None:
         """Write the lines that are held for their copies."""
@@ -170,6 +170,7 @@ class View(ABC):
         """Show a record of lost bytes."""
 
 
+@dataclass(kw_only=True)
 class RawView(View):
     """Writes the bytes of lines, in order for every rank and stream.
 
@@ -177,9 +178,8 @@ class RawView(View):
     `note` reports what was lost: stdout is for the bytes only.
     """
 
-    def __init__(self, *, write: Callable[[bytes], None], note: Callable[[str], None]) -> None:
-        super().__init__(write, exact=True)
-        self._note = note
+    exact: bool = True
+    note: Callable[[str], None]
 
     def show_all(self, lines: Sequence[LogLine]) -> None:
         """Write many lines or pieces; nearly all are whole."""
@@ -188,15 +188,15 @@ class RawView(View):
         if is_whole and self._begun:
             is_whole = self._begun.keys().isdisjoint(zip(nodes, ranks, streams, strict=True))
         if is_whole:
-            self._put(b"\n".join(texts) + b"\n")
+            self.write(b"\n".join(texts) + b"\n")
         else:
             super().show_all(lines)
 
     def _show_line(self, line: LogLine) -> None:
-        self._put(line.text if line.partial else line.text + b"\n")
+        self.write(line.text if line.partial else line.text + b"\n")
 
     def _show_gap(self, line: LogLine, gap: Gap) -> None:
-        self._note(f"{source_name(line)} ~ {gap_sentence(gap)}")
+        self.note(f"{source_name(line)} ~ {gap_sentence(gap)}")
 
 
 def source_name(line: LogLine) -> str:
@@ -222,6 +222,7 @@ def node_colour(node: str) -> int:
     return _COLOURS[zlib.crc32(node.encode("utf-8", "surrogateescape")) % len(_COLOURS)]
 
 
+@dataclass(kw_only=True)
 class TextView(View):
     """Writes lines for people; an unfinished line gets a mark.
 
@@ -230,27 +231,21 @@ class TextView(View):
     (with milliseconds).
     """
 
-    def __init__(
-        self,
-        *,
-        write: Callable[[bytes], None],
-        nodes: Iterable[str],
-        world_size: int,
-        prefix: bool = True,
-        colour: bool = False,
-        time_chars: int = 0,
-        dedup: bool = False,
-    ) -> None:
-        super().__init__(write)
-        self._prefix, self._colour, self._time_chars = prefix, colour, time_chars
-        self._world_size = world_size
-        folded = Dedup(write=self._write, world_size=world_size)
+    nodes: Iterable[str]
+    world_size: int
+    prefix: bool = True
+    colour: bool = False
+    time_chars: int = 0
+    dedup: bool = False
+    _width: int = 0
+    _heads: dict[Speaker, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        folded = Dedup(write=self._print, world_size=self.world_size)
         tracebacks = Tracebacks(take=folded.feed)
         self._folders = (tracebacks, folded)
-        self._take = tracebacks.feed if dedup else self._write
-        self._width = 0
-        self._heads: dict[tuple[str, int | None, Stream], str] = {}
-        for node in nodes:
+        self._take = tracebacks.feed if self.dedup else self._print
+        for node in self.nodes:
             self._make_room_for(node)
 
     def unfinished(self) -> str | None:
@@ -264,13 +259,13 @@ class TextView(View):
         return who + readable(line.text, keep_colours=False)
 
     def _show_line(self, line: LogLine) -> None:
-        self._take(line, readable(line.text, keep_colours=self._colour))
+        self._take(line, readable(line.text, keep_colours=self.colour))
 
     def _show_gap(self, line: LogLine, gap: Gap) -> None:
         self._take(line, strip_controls(gap_sentence(gap), keep_colours=False))
 
-    def _write(self, line: LogLine, body: str, copies: Copies | None = None) -> None:
-        chars = self._time_chars
+    def _print(self, line: LogLine, body: str, copies: Copies | None = None) -> None:
+        chars = self.time_chars
         start = f"{clock_time(line.epoch_us)[:chars]} " if chars else ""
         if copies:
             what = "node" if line.rank is None else "rank"
@@ -279,37 +274,36 @@ class TextView(View):
         else:
             start += self._head(line)
         if not (copies or "\n" in body):
-            self._put(f"{start}{body}\n".encode())
+            self.write(f"{start}{body}\n".encode())
             return
         texts = body.split("\n")
         if copies and copies.shown_before:
             texts = texts[-1:]  # the end of a traceback; the rest was shown before
-        if copies and self._prefix:
+        if copies and self.prefix:
             texts[-1] += _spread(copies)
         for text in texts:
-            self._put(f"{start}{text}\n".encode())
+            self.write(f"{start}{text}\n".encode())
 
     def _head(self, line: LogLine) -> str:
         source = (line.node, line.rank, line.stream)
         head = self._heads.get(source)
         if head is None:
             self._make_room_for(line.node)
-            head = self._written(source_name(line), line.stream, colour=node_colour(line.node))
-            if len(self._heads) < MAX_SPEAKERS:
-                self._heads[source] = head
+            name, colour = source_name(line), node_colour(line.node)
+            head = self._heads[source] = self._written(name, line.stream, colour=colour)
         return head
 
     def _written(self, who: str, stream: Stream, *, colour: int | None = None) -> str:
-        if not self._prefix:
+        if not self.prefix:
             return ""
         mark = _MARKS.get(stream, "|")
-        if colour is None or not self._colour:
+        if colour is None or not self.colour:
             return f"{who.ljust(self._width)} {mark} "
         mark = f"{_RED}{mark}{_RESET}" if mark == "!" else mark
         return f"\x1b[{colour}m{who.ljust(self._width)}{_RESET} {mark} "
 
     def _make_room_for(self, node: str) -> None:
-        longest = f"{printable(node)}:{max(self._world_size - 1, 0)}"
+        longest = f"{printable(node)}:{max(self.world_size - 1, 0)}"
         if len(longest) > self._width:
             self._width = len(longest)
             self._heads.clear()
@@ -327,30 +321,23 @@ def to_json(data: Mapping[str, Any]) -> bytes:
     return json.dumps(data, separators=(",", ":")).encode() + b"\n"
 
 
+@dataclass(kw_only=True)
 class JsonView(View):
     """Writes one object per line; it names a node's log within the run directory."""
 
-    def __init__(
-        self,
-        *,
-        write: Callable[[bytes], None],
-        paths: RunPaths,
-        procs_per_node: int,
-        attempt: int,
-    ) -> None:
-        super().__init__(write, exact=True, attempt=attempt)
-        self._paths = paths
-        self._procs_per_node = max(procs_per_node, 1)
-        self._classifier = Classifier()
-        self._frames: dict[tuple[int, str, int | None, Stream], tuple[str, str]] = {}
+    exact: bool = True
+    paths: RunPaths
+    procs_per_node: int
+    _classifier: Classifier = field(default_factory=Classifier)
+    _frames: dict[tuple[int, Speaker], tuple[str, str]] = field(default_factory=dict)
 
     def _show_line(self, line: LogLine) -> None:
-        source = (self._attempt, line.node, line.rank, line.stream)
+        source = (self.attempt, (line.node, line.rank, line.stream))
         before, after = self._frames.get(source) or self._new_frame(source)
         time = "null" if not line.epoch_us else f'"{utc_time(line.epoch_us)}"'
         level = '"error"' if self._classifier.classify(source, line.text) else "null"
         text = encode_basestring_ascii(line.text.decode("utf-8", "replace"))
-        self._put(
+        self.write(
             (
                 f'{{"type":"line","ts":{time},{before},"level":{level},'
                 f'"text":{text},{after},"offset":{line.offset},'
@@ -368,22 +355,20 @@ class JsonView(View):
             "bytes": gap.size_bytes,
             "reason": gap.reason,
         }
-        self._put(to_json(record))
+        self.write(to_json(record))
 
-    def _new_frame(self, source: tuple[int, str, int | None, Stream]) -> tuple[str, str]:
+    def _new_frame(self, source: tuple[int, Speaker]) -> tuple[str, str]:
         """Format once the fields that all lines of a source share."""
-        attempt, node, rank, stream = source
+        attempt, (node, rank, stream) = source
         before = {
             "node": node,
             "rank": rank,
-            "local_rank": None if rank is None else rank % self._procs_per_node,
+            "local_rank": None if rank is None else rank % max(self.procs_per_node, 1),
             "stream": stream.label,
             "attempt": attempt,
         }
-        file = self._paths.log(attempt, node).relative_to(self._paths.root)
+        file = self.paths.log(attempt, node).relative_to(self.paths.root)
         after = {"file": str(file)}
         frame = to_json(before).decode()[1:-2], to_json(after).decode()[1:-2]
-        if len(self._frames) >= MAX_SPEAKERS:
-            self._frames.clear()
         self._frames[source] = frame
         return frame

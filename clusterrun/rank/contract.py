@@ -48,7 +48,6 @@ DO_NOT_SPAWN = (
     " int(os.environ['LOCAL_RANK']) as its index, and call init_process_group() without rank and"
     " world_size"
 )
-# Ranks that use these may be one world without torch's process group.
 OnBroken = Callable[[WorldContractError, str], NoReturn]
 
 
@@ -129,24 +128,22 @@ class Contract:
                 f"this process is a world of 1, but the job requested {self.expected}",
                 cause="the launcher did not set WORLD_SIZE: it started only this process",
             )
-        # This node first: if its number is right, the fault is on another node.
-        self._check_count(env, "LOCAL_WORLD_SIZE", self.local, "on this node", "world")
-        self._check_count(env, "WORLD_SIZE", self.expected, "in total", "world_elsewhere")
+        for name, expected, where, kind in (
+            # This node first: if its number is right, the fault is on another node.
+            ("LOCAL_WORLD_SIZE", self.local, "on this node", "world"),
+            ("WORLD_SIZE", self.expected, "in total", "world_elsewhere"),
+        ):
+            value = env.get(name, "")
+            if value != str(expected):
+                ranks = "1 rank" if value == "1" else f"{value or 0} ranks"
+                self.break_off(
+                    f"the launcher started {ranks} {where}, but the job requested {expected}",
+                    cause=f"{name} is {value or 'not set'} on {_node(env)}",
+                    kind=kind,
+                )
         if not env.get("RANK", "").isdigit() or int(env["RANK"]) >= self.expected:
             rank = env.get("RANK", "(not set)")
             self.break_off(f"RANK={rank} is not valid in a world of {self.expected}")
-
-    def _check_count(
-        self, env: Mapping[str, str], name: str, expected: int, where: str, kind: str
-    ) -> None:
-        value = env.get(name, "")
-        if value != str(expected):
-            ranks = "1 rank" if value == "1" else f"{value or 0} ranks"
-            self.break_off(
-                f"the launcher started {ranks} {where}, but the job requested {expected}",
-                cause=f"{name} is {value or 'not set'} on {_node(env)}",
-                kind=kind,
-            )
 
     def check_step(self, _: object = None) -> None:
         """Break off if the rank, or a process that it started, trains a separate model."""

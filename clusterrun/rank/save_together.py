@@ -17,14 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from clusterrun.errors import ClusterrunError
-from clusterrun.rank import apart
-from clusterrun.rank.apart import SavedPart, Sharing
 from clusterrun.rank.collectives import (
+    SavedPart,
+    Sharing,
     agreed_problem,
+    at,
     broadcast,
+    completed,
     disk_problem,
     gathered_parts,
     joined_world,
+    problem_of,
 )
 from clusterrun.rank.emit import emit, say, say_once
 from clusterrun.shared import checkpoint_files
@@ -386,7 +389,7 @@ def _verified(path: Path, sharing: Sharing) -> tuple[Checkpoint | None, str]:
     markers = sharing.each(SavedPart.read(path, sharing.node) if sharing.is_first else None)
     parts = [part for part in markers if part]
     own = parts[sharing.number]
-    if problem := apart.problem_of(parts):
+    if problem := problem_of(parts):
         return None, problem
     mine = {name: own.files[name] for name in sharing.own_share(list(own.files))}
 
@@ -396,7 +399,7 @@ def _verified(path: Path, sharing: Sharing) -> tuple[Checkpoint | None, str]:
         try:
             checkpoint_files.check(path, mine)
         except IncompleteError as error:
-            return apart.at(sharing.node, str(error))
+            return at(sharing.node, str(error))
         return ""
 
     faults, problem = gathered_parts(fault)
@@ -404,7 +407,7 @@ def _verified(path: Path, sharing: Sharing) -> tuple[Checkpoint | None, str]:
         raise ClusterrunError(f"{path.name} can't be read: {problem}")
     if any(faults):
         return None, min(filter(None, faults))  # in file order, as with one rank
-    return apart.completed(parts, sharing) if sharing.is_apart else own.found, ""
+    return completed(parts, sharing) if sharing.is_apart else own.found, ""
 
 
 def _await_directory(path: Path) -> None:

@@ -18,15 +18,14 @@ import os
 import shutil
 import sys
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from clusterrun import runtime
 from clusterrun.errors import ClusterrunError
-from clusterrun.rank.apart import at
-from clusterrun.rank.collectives import broadcast, gathered, joined_world
+from clusterrun.rank.collectives import at, broadcast, gathered, joined_world
 from clusterrun.rank.emit import emit, say, say_once
 from clusterrun.rank.import_hooks import Patch
 from clusterrun.rank.save_together import has_successor, own_attempt, refusal
@@ -68,15 +67,28 @@ def _ended(step: int, total: int | None, **metrics: Any) -> None:
 
 
 def _watch_transformers(module: ModuleType) -> None:
-    """Add the callback to the defaults of each Trainer, and have train() continue."""
+    """Add the callback to the defaults of each Trainer, and have train() continue.
+
+    Its default is then this run's newest complete checkpoint.
+    """
     defaults = getattr(module, "DEFAULT_CALLBACKS", None)
     if isinstance(defaults, list) and hasattr(module, "TrainerCallback"):
         defaults.append(transformers_callback(module.__name__))
     trainer: Any = getattr(module, "Trainer", None)
     code = getattr(getattr(trainer, "train", None), "__code__", None)
     is_on = os.environ.get("CLUSTERRUN_TRAINER_RESUME") == "1"
-    if is_on and code and code.co_varnames[1:2] == ("resume_from_checkpoint",):
-        trainer.train = continuing(trainer.train)
+    if not (is_on and code and code.co_varnames[1:2] == ("resume_from_checkpoint",)):
+        return
+    train = trainer.train
+
+    @functools.wraps(train)
+    def continued(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        trial = args[0] if args else kwargs.get("trial")
+        if trial is None:  # else it searches hyperparameters
+            resume_from_checkpoint = _begin(self, resume_from_checkpoint)
+        return train(self, resume_from_checkpoint, *args, **kwargs)
+
+    trainer.train = continued
 
 
 def transformers_callback(module: str) -> Any:
@@ -164,19 +176,6 @@ PATCHES: Mapping[str, Patch] = {
     f"lightning.pytorch.{_CONNECTOR}": _watch_lightning,
     f"pytorch_lightning.{_CONNECTOR}": _watch_lightning,
 }
-
-
-def continuing(train: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `Trainer.train` with another default: this run's newest complete checkpoint."""
-
-    @functools.wraps(train)
-    def continued(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        trial = args[0] if args else kwargs.get("trial")
-        if trial is None:  # else it searches hyperparameters
-            resume_from_checkpoint = _begin(self, resume_from_checkpoint)
-        return train(self, resume_from_checkpoint, *args, **kwargs)
-
-    return continued
 
 
 def _begin(trainer: Any, asked: Any) -> Any:

@@ -5,16 +5,23 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from clusterrun import __version__
-from clusterrun.config.environments import read_step
+from clusterrun.config.environments import SetupStep, Tool, read_step
+from clusterrun.config.hosts import parse_host
 from clusterrun.errors import ConfigError, NodeExit, UsageError
-from clusterrun.launch.accelerate_argv import shown_command
-from clusterrun.launch.plan import Directive, Plan
+from clusterrun.launch.accelerate_argv import (
+    RUN_DIR,
+    entry_words,
+    launch_options,
+    shown,
+    shown_command,
+)
+from clusterrun.launch.plan import Directive, Plan, Precision
 from clusterrun.rundir.paths import directory_name
 from clusterrun.shared.assets import template_directories
 from clusterrun.shared.own_modules import RUN_MODULE
@@ -242,3 +249,75 @@ def _only_quoted(value: object) -> Quoted:
         text = str(value)  # of an undefined one raises an error that names it
         raise TypeError(f"{text!r} passed through none of the filters {', '.join(FILTERS)}")
     return value
+
+
+# The commands that start a training on several hosts by hand, one for each host
+
+
+_CONFIGS = ("accelerate.yaml", "ds_config.json")
+_SPECIAL = re.compile(r"[$`\"\\!']")
+
+
+def by_hand(plan: Plan, bundle: Bundle) -> Iterator[str]:
+    """Yield a command for each host, without spares; start all of them at the same time.
+
+    Each is complete: it needs the project, the interpreter and a POSIX shell on its host.
+    """
+    yield "# Run each line in a terminal of its own. Nothing watches or restarts these processes."
+    yield f"# Each host needs the project in {plan.workdir!r}. Nothing is copied."
+    if plan.precision is Precision.HEAD:
+        yield "# On GPUs without bf16, write --mixed_precision fp16."
+    if plan.pass_env:
+        yield f"# On each host, set {', '.join(plan.pass_env)} first, e.g. in ~/.bashrc."
+    for rank, host in enumerate(plan.hosts[: plan.nodes]):
+        line = shlex.quote(" && ".join(_steps(plan, bundle, rank)))
+        yield f"ssh {shlex.join(parse_host(host).options)} {line}"
+
+
+def _steps(plan: Plan, bundle: Bundle, rank: int) -> Iterator[str]:
+    yield f"cd {_word(plan.workdir)}"
+    yield from (_activation(read_step(line)) for line in plan.setup)
+    names = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME") if plan.network_interface else ()
+    exported = dict.fromkeys(names, plan.network_interface)
+    exported |= {variable.name: variable.value for variable in plan.env}
+    if exported:
+        words = (f"{name}={_word(value)}" for name, value in exported.items())
+        yield f"export {' '.join(words)}"
+    yield 'configs=$(mktemp -d) && trap "rm -r $configs" EXIT'
+    for name in _CONFIGS:
+        if text := bundle.files.get(name):
+            lines = text.splitlines()
+            if not plan.accelerate_text:  # a comment of ours would not be seen
+                lines = [x for x in lines if x.strip() and not x.strip().startswith("#")]
+            yield f'printf "%s\\n" {" ".join(map(_word, lines))} > "$configs"/{name}'
+    launcher = (plan.python, "-m", "accelerate.commands.launch")
+    yield " ".join(map(_word, (*launcher, *_options(plan, rank), *entry_words(plan))))
+
+
+def _options(plan: Plan, rank: int) -> tuple[str, ...]:
+    where = shown(plan, rank)._replace(
+        address=parse_host(plan.hosts[0]).host,
+        port=plan.main_process_port or plan.port_range[0],
+        precision="bf16" if plan.precision is Precision.HEAD else plan.precision.value,
+    )
+    return launch_options(plan, where)
+
+
+def _activation(step: SetupStep) -> str:
+    names = shlex.join(step.names)
+    if step.tool is Tool.VENV:
+        return f". {names}/bin/activate"
+    if step.tool is Tool.CONDA:
+        return f'eval "$(conda shell.posix hook)" && conda activate {names}'
+    # `eval`, so that a comment ends with its line.
+    return f"module load {names}" if step.tool is Tool.MODULES else f"eval {_word(step.text)}"
+
+
+def _word(text: str) -> str:
+    """Quote a word, but let the host expand its home and the directory of the files."""
+    if text.startswith(RUN_DIR):
+        return f'"$configs"{shlex.quote(text.removeprefix(RUN_DIR))}'
+    if text.startswith("~/"):
+        return f"~/{shlex.quote(text[2:])}"
+    quoted = shlex.quote(text)  # double quotes are easier to read inside of ssh's single ones
+    return f'"{text}"' if quoted != text and not _SPECIAL.search(text) else quoted

@@ -1,21 +1,23 @@
-"""How an attempt ended and what follows, `attempts/<n>/outcome.json`; how a run did: `end.json`.
+"""How an attempt ended and what follows, how a run did, and requests to interrupt an attempt.
 
-The rule book, `status` and `resume` use its fields; its texts are for people only.
+The rule book, `status` and `resume` use the fields of outcome.json; its texts are for people only.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import secrets
 import time
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 
 from clusterrun.diagnosis.kinds import Advice, Certainty, Retry, Suspicion
 from clusterrun.errors import NodeExit
 from clusterrun.rundir import reading
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared import files, typed
-from clusterrun.shared.files import parse_object, write_whole
 from clusterrun.shared.state import JobState
 
 
@@ -186,7 +188,7 @@ class Outcome:
     @classmethod
     def from_json(cls, text: str) -> Outcome:
         """Parse the result of `to_json`. Raises ValueError for others."""
-        return typed.of_schema(cls, parse_object(text) or {}, SCHEMA)
+        return typed.of_schema(cls, files.parse_object(text) or {}, SCHEMA)
 
 
 def read_outcome(paths: RunPaths, attempt: int) -> Outcome | None:
@@ -196,7 +198,7 @@ def read_outcome(paths: RunPaths, attempt: int) -> Outcome | None:
 
 def write_outcome(paths: RunPaths, outcome: Outcome) -> None:
     """Write how an attempt ended."""
-    write_whole(paths.outcome(outcome.attempt), outcome.to_json())
+    files.write_whole(paths.outcome(outcome.attempt), outcome.to_json())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,3 +225,44 @@ def read_end(paths: RunPaths) -> End | None:
         if paths.end.stat().st_mtime_ns >= begun_ns:  # both times are the file server's
             return reading.read(paths.end, End, END_SCHEMA)
     return None
+
+
+# Requests in an attempt's directory: to interrupt it (one word in `request`), and to show where its
+# ranks are (the files `look-<id>.<what>`)
+
+
+def read_request(path: Path) -> Reason | None:
+    """Return why an attempt is to be interrupted; None if there is no request."""
+    try:
+        return Reason(files.read_whole(path).decode("ascii").strip())
+    except (OSError, ValueError):
+        return None
+
+
+def write_request(path: Path, reason: Reason) -> None:
+    """Request an interruption; the first request is kept, but END replaces any other."""
+    write = files.write_whole if reason is Reason.END else files.create
+    with contextlib.suppress(OSError):  # FileExistsError: another request was first
+        write(path, f"{reason.value}\n")
+
+
+STACKS, DUMPS = ".stacks", ".fr"
+_PREFIX = "look-"
+
+
+def request_look(directory: Path, *, with_dumps: bool) -> Path:
+    """Request a look at the ranks; return the request's path. Raises OSError."""
+    name = f"{_PREFIX}{secrets.token_hex(4)}{DUMPS if with_dumps else STACKS}"
+    (path := directory / name).touch(mode=0o600)
+    return path
+
+
+def requests(directory: Path) -> list[Path]:
+    """List the requests in an attempt's directory."""
+    names = [name for name in os.listdir(directory) if name.startswith(_PREFIX)]
+    return [directory / name for name in sorted(names) if name.endswith((STACKS, DUMPS))]
+
+
+def answer_path(request: Path) -> Path:
+    """Return where a request is answered."""
+    return request.with_suffix(".json")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from clusterrun.shared.job_id import JobId
+from clusterrun.shared.state import JobId
 
 NAME_BYTES = 80
 PLACES_OF_ONE_MACHINE = ("/tmp", "/var/tmp", "/dev/shm", "/run")  # nodes see others there

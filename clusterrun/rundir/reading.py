@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any, TypeVar
 
+from clusterrun.launch.plan import Plan
+from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared import files
 from clusterrun.shared.typed import of_schema
 
@@ -27,3 +29,15 @@ def as_text(value: Any, schema: str) -> str:
     """Return the text of a file that `read` reads."""
     data = {"schema": schema, **dataclasses.asdict(value)}
     return json.dumps(data, indent=2, sort_keys=True) + "\n"
+
+
+def read_plan(paths: RunPaths) -> Plan:
+    """Read the plan that all attempts of a run follow.
+
+    Raises OSError, or ValueError if another version of clusterrun wrote it.
+    """
+    try:
+        return Plan.from_json(files.read_whole(paths.plan))
+    except (ValueError, RecursionError) as error:
+        files.note_damage(paths.plan)
+        raise ValueError(f"plan.json does not fit this version of clusterrun: {error}") from error

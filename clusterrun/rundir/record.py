@@ -1,14 +1,17 @@
-"""The record of a run, job.json, and how to find a run by any of its names."""
+"""The record of a run, job.json, how to find a run by any name, and what a user's runs were."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import heapq
+import json
 import os
 import platform
 import pwd
 import re
+import shlex
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,22 +20,20 @@ from pathlib import Path
 from typing import Any
 
 from clusterrun.config.choices import Cluster
-from clusterrun.errors import (
-    ClusterrunError,
-    JobNotFoundError,
-    UsageError,
-)
+from clusterrun.errors import ClusterrunError, JobNotFoundError, NotAdoptedError, UsageError
 from clusterrun.launch.plan import Plan
 from clusterrun.rundir import reading
 from clusterrun.rundir.paths import RunPaths, RunsDir, directory_name
-from clusterrun.rundir.plan import read_plan
+from clusterrun.rundir.reading import read_plan
 from clusterrun.shared import files, typed
 from clusterrun.shared.installed import installed_version
-from clusterrun.shared.job_id import JobId
 from clusterrun.shared.locks import locked
+from clusterrun.shared.state import JobId
 from clusterrun.shared.wording import count
 
 SCHEMA = "clusterrun.job/1"
+HOME_SCHEMA = "clusterrun.home/1"
+REMEMBERED_ROOTS = 50
 CLOCK_SKEW_S = 3600.0  # between a file server and the machines that submit
 LIBRARIES = ("clusterrun", "torch", "accelerate", "deepspeed", "transformers", "submitit")
 
@@ -458,3 +459,64 @@ def _not_found(message: str, runs_dirs: Sequence[RunsDir]) -> JobNotFoundError:
         if known
         else "run it in the directory you submitted from, or pass the path of the run",
     )
+
+
+# What is remembered between commands of where this user has runs. What a run directory says is not
+# believed: a copied project could name a host, and the program that runs there.
+
+
+def remember_root(runs_dir: RunsDir) -> None:
+    """Remember a directory of runs, so that commands work from elsewhere; ignore write errors."""
+    root = str(runs_dir.root.absolute())
+    roots = dict.fromkeys((root, *(str(known.root) for known in remembered_roots())))
+    path = _roots_file()
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        files.write_whole(path, json.dumps({"roots": [*roots][:REMEMBERED_ROOTS]}) + "\n")
+
+
+def remembered_roots() -> list[RunsDir]:
+    """Return the remembered directories of runs that still exist, the last used first."""
+    try:
+        roots = (files.read_json(_roots_file()) or {})["roots"]
+        return [RunsDir(root=Path(root)) for root in roots if Path(root).is_dir()]
+    except (OSError, KeyError, TypeError):
+        return []
+
+
+def remember_home(record: JobRecord) -> None:
+    """Remember the home that a record names, if any. Raises OSError."""
+    if record.home:
+        path = _home_file(record)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        files.write_whole(path, reading.as_text(record.home, HOME_SCHEMA))
+
+
+def adopted(record: JobRecord) -> JobRecord:
+    """Return a record with the home of the run. Raises NotAdoptedError if only job.json has one."""
+    if record.home is None:
+        return record
+    home = reading.read(_home_file(record), Home, HOME_SCHEMA)
+    if home is None:
+        word = record.job_id or shlex.quote(record.run_dir)
+        raise NotAdoptedError(
+            f"job {word} is elsewhere, on {record.home.host}, but only its job.json says so",
+            hint=f"if you trust it to run {record.home.python} there: "
+            f"clusterrun status --adopt {word}",
+        )
+    return dataclasses.replace(record, home=home)
+
+
+def _home_file(record: JobRecord) -> Path:
+    place = os.fsencode(os.path.realpath(record.run_dir))
+    return state_dir() / "homes" / f"{hashlib.sha256(place).hexdigest()[:32]}.json"
+
+
+def _roots_file() -> Path:
+    return state_dir() / "roots.json"
+
+
+def state_dir() -> Path:
+    """Return the directory for state that clusterrun keeps between commands."""
+    base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return Path(base) / "clusterrun"

@@ -71,11 +71,7 @@ class Checkpoint:
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
     def difference(
-        self,
-        world_size: int | None,
-        settings: Mapping[str, Any],
-        *,
-        override: Collection[str] = (),
+        self, world_size: int | None, settings: Mapping[str, Any], *, override: Collection[str] = ()
     ) -> str:
         """Describe how this world and its settings differ from the saved ones; "" if equal.
 

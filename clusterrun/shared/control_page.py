@@ -3,12 +3,9 @@
 The ranks also note there how far they are in joining their process group.
 
 The page is a file in the spool that both sides map. It consists of 8-byte words; only one side
-writes each. All ranks must save at the same step without a collective. Each rank counts its calls
-of `runtime.should_checkpoint()`. To request a save, the agents raise `hold`: a rank that sees it
-waits in its next call. The head takes the highest count of all ranks, n, and makes n + 1 the save
-point, `at`. No rank can be beyond it, since a rank at call n waits at n + 1 at the latest. Ranks
-that are behind continue up to it. The page has room for one save point, so a new request can follow
-only one that was cancelled (`at` 0).
+writes each. How all ranks save at the same step without a collective: docs/architecture.md. No rank
+can be beyond the save point: if n is the highest count of calls, the rank at n waits at n + 1. The
+page has room for one save point, so a new request follows only one that was cancelled (`at` 0).
 
 A save point is a single word: even if a CPU reorders stores, a rank sees all of it or nothing.
 From the highest bit: request (22 bits), at (42).

@@ -89,7 +89,7 @@ def run_once(
     rest_s: float = REST_S,
     most: int = files.MOST_BYTES,
 ) -> Completed:
-    """Run a command that is not of the scheduler; its status is TIMED_OUT if it was killed.
+    """Run a command, and do not repeat it; its status is TIMED_OUT if it was killed.
 
     The first `most` bytes of each stream are kept. One that the kernel blocks cannot be killed; it
     is left alone after `rest_s`. Raises SchedulerUnreachableError if it cannot be started.
@@ -108,17 +108,17 @@ def run_once(
                 start_new_session=True,
             )
         except OSError as error:
-            raise cannot_start(argv[0], error) from error
-    return collect(process, timeout_s, rest_s, most)
+            raise SchedulerUnreachableError(
+                f"cannot start {argv[0]}",
+                cause=str(error),
+                hint="run it on a login node of the cluster, or use '--cluster local'",
+            ) from error
+    return _collect(process, timeout_s, rest_s, most)
 
 
-def collect(
-    process: subprocess.Popen[bytes],
-    timeout_s: float,
-    rest_s: float = REST_S,
-    most: int = files.MOST_BYTES,
+def _collect(
+    process: subprocess.Popen[bytes], timeout_s: float, rest_s: float, most: int
 ) -> Completed:
-    """Wait for a command that was started, and return its output; otherwise as `run_once`."""
     kept = [bytearray() for _ in range(2)]
     pid = 0
     try:
@@ -154,15 +154,6 @@ def _read(
                 if not data:
                     selector.unregister(key.fileobj)
         process.wait(max(0.0, deadline - time.monotonic()))
-
-
-def cannot_start(program: str, error: OSError) -> SchedulerUnreachableError:
-    """Return the error of a command that did not start."""
-    return SchedulerUnreachableError(
-        f"cannot start {program}",
-        cause=str(error),
-        hint="run it on a login node of the cluster, or use '--cluster local'",
-    )
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

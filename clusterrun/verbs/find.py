@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from clusterrun.backends.environment import working_directory
 from clusterrun.errors import ClusterrunError, ElsewhereError, JobNotFoundError, UsageError
 from clusterrun.rundir import record as records
-from clusterrun.rundir.known_roots import adopted, remembered_roots
 from clusterrun.rundir.paths import RunPaths, RunsDir
-from clusterrun.rundir.record import JobRecord
+from clusterrun.rundir.record import JobRecord, adopted, remembered_roots
 from clusterrun.shared import files
 
 if TYPE_CHECKING:

@@ -14,19 +14,19 @@ from typing import Any, Final
 
 from clusterrun.backends.status import JobStatus
 from clusterrun.diagnosis.collectives import Recordings, Stuck, StuckKind, wording
+from clusterrun.diagnosis.kinds import NoteSource
 from clusterrun.diagnosis.lines import PrintedLine
 from clusterrun.diagnosis.scan import Scanner
 from clusterrun.diagnosis.table import Role
 from clusterrun.errors import ClusterrunError
 from clusterrun.logs.merge import no_collection
-from clusterrun.node.watch.stacks import RankPlace, from_data
+from clusterrun.node.watch.hangs import RankPlace, from_data
 from clusterrun.rundir.attempt import read_attempt
 from clusterrun.rundir.events import EventType, read_ends
+from clusterrun.rundir.outcome import answer_path, request_look
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.request import answer_path, request_look
 from clusterrun.shared.files import read_json
 from clusterrun.shared.state import JobState
-from clusterrun.verbs.evidence import AGENTS
 
 RECORDER = "flight recorder"  # a source of evidence
 LASTING_S: Final = 10.0  # a wait of a healthy training is shorter
@@ -106,7 +106,7 @@ def add_absent(scanner: Scanner, paths: RunPaths, attempt: int) -> None:
         return
     text = f"{len(timed_out)} of {len(nodes)} ranks timed out in a collective, the others did not"
     for rank in absent:
-        line = PrintedLine(0, text, AGENTS, rank=rank, node=nodes[rank])
+        line = PrintedLine(0, text, NoteSource.AGENT.value, rank=rank, node=nodes[rank])
         scanner.add("hang_rank_missing", Role.EITHER, line)
 
 
@@ -121,7 +121,7 @@ def add_leavers(scanner: Scanner, paths: RunPaths, attempt: int) -> None:
         return
     for rank in left[:_MOST_NAMED]:
         text = f"rank {rank} ended with status 0; others were in a collective with it"
-        line = PrintedLine(0, text, AGENTS, rank=rank, node=nodes.get(rank, ""))
+        line = PrintedLine(0, text, NoteSource.AGENT.value, rank=rank, node=nodes.get(rank, ""))
         scanner.add("collective_desync", Role.EITHER, line)
 
 

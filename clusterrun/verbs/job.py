@@ -1,4 +1,4 @@
-"""The Python handle of a job: submitit's Job on top of our verbs."""
+"""The Python handle of a job, submitit's Job on top of our verbs, and its log lines."""
 
 from __future__ import annotations
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from clusterrun.logformat.lines import LogLine
-from clusterrun.logs.merge import merge_sources
+from clusterrun.logs.merge import find_newest, merge_sources
 from clusterrun.logs.sources import Query, find_files, sources_of
-from clusterrun.logs.tail import find_newest
 from clusterrun.verbs.find import Which, find_record
 
 

@@ -24,7 +24,7 @@ from clusterrun.estimates.steps import smaller_passes
 from clusterrun.launch.inputs import batch_of, number_in, with_number
 from clusterrun.launch.plan import Plan
 from clusterrun.rundir.outcome import Cause, Outcome, ShortVerdict, VerdictRule
-from clusterrun.rundir.plan import read_plan
+from clusterrun.rundir.reading import read_plan
 from clusterrun.shared import checkpoint_files
 from clusterrun.shared.checkpoint_files import ANY, Checkpoint, IncompleteError
 from clusterrun.shared.durations import clock, format_seconds

@@ -158,14 +158,6 @@ def check(prepared: Prepared) -> str:
     return slurm.stderr.strip().removeprefix("sbatch: ")
 
 
-def check_without_slurm(resolved: Resolved) -> None:
-    """Check a job as `submit` does, for Slurm if its cluster is auto. Raises UsageError."""
-    spec = resolved.spec
-    if spec.cluster is Cluster.AUTO:
-        spec = dataclasses.replace(spec, cluster=Cluster.SLURM)
-    prepare(resolved._replace(spec=spec)).refuse_problem()
-
-
 def _notes(job: Resolved, plan: Plan, *, is_again: bool) -> Iterator[str]:
     spec = job.spec
     is_asked = job.origins["launch.strategy"] != BUILT_IN
@@ -247,7 +239,7 @@ def _deepspeed_file(plan: Plan) -> str:
         return ""
     import yaml  # slow to import
 
-    from clusterrun.shared.bounded_yaml import BoundedLoader
+    from clusterrun.config.document import BoundedLoader
 
     found = yaml.load(plan.accelerate_text, Loader=BoundedLoader)
     section = found.get("deepspeed_config") if isinstance(found, dict) else None

@@ -26,7 +26,7 @@ from clusterrun.rundir import record as records
 from clusterrun.rundir.create import write_config
 from clusterrun.rundir.outcome import read_outcome
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.plan import read_plan
+from clusterrun.rundir.reading import read_plan
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared import checkpoint_files, files
 from clusterrun.shared.checkpoint_files import ANY, Checkpoint, IncompleteError

@@ -12,9 +12,9 @@ from clusterrun.backends import select
 from clusterrun.backends.evidence import AttemptSummary
 from clusterrun.backends.slurm.outlook import explained
 from clusterrun.backends.status import JobStatus, statuses, with_last_step, with_usage
+from clusterrun.rundir.events import Phase, Startup, read_start, startup_of
 from clusterrun.rundir.outcome import Next
 from clusterrun.rundir.record import JobRecord, list_records, read_again
-from clusterrun.rundir.startup import Phase, Startup, read_start, startup_of
 from clusterrun.shared.state import JobState
 from clusterrun.verbs.find import Which, find_record, places_of_runs
 
@@ -44,37 +44,24 @@ def statuses_explained(records: Sequence[JobRecord]) -> list[JobStatus]:
     return [explained(with_startups(with_usage(with_last_step(job)))) for job in found]
 
 
-def stuck_now(record: JobRecord) -> JobStatus | None:
-    """Ask Slurm about a new job; None unless the job will not start without a change."""
-    now = look(record, max_age_s=0)
-    return explained(now) if now.pending and now.pending.can_start is False else None
+def looks(record: JobRecord) -> Iterator[tuple[JobStatus, bool, float]]:
+    """Look at a job again and again; yield its status, whether it is over, and how long to pause.
 
-
-class Watch:
-    """Looks at a job again and again: soon after a change, seldom while nothing changes.
-
-    `is_over`: it has ended, or has not been found for FORGOTTEN_S.
+    The pause is short after a change, and grows while nothing changes. A job is over if it has
+    ended, or has not been found for FORGOTTEN_S.
     """
-
-    is_over = False
-
-    def __init__(self, record: JobRecord) -> None:
-        self._record = record
-        self._known_at = time.monotonic()
-        self._state: JobState | None = None
-        self.pause_s = POLL_S
-
-    def look(self) -> JobStatus:
-        """Look now; `pause_s` says when to look again."""
-        now = look(self._record)
+    known_at, pause_s = time.monotonic(), POLL_S
+    state: JobState | None = None
+    while True:
+        now = look(record)
         if now.error or now.state is not JobState.UNKNOWN:
-            self._known_at = time.monotonic()
+            known_at = time.monotonic()
         if now.state.is_terminal and not now.state.is_success:
-            now = look(self._record, max_age_s=0)  # it may be starting again
-        self.is_over = now.state.is_terminal or time.monotonic() - self._known_at > FORGOTTEN_S
-        is_same, self._state = now.state is self._state, now.state
-        self.pause_s = min(POLL_MOST_S, self.pause_s * POLL_GROWTH) if is_same else POLL_S
-        return now
+            now = look(record, max_age_s=0)  # it may be starting again
+        is_over = now.state.is_terminal or time.monotonic() - known_at > FORGOTTEN_S
+        pause_s = min(POLL_MOST_S, pause_s * POLL_GROWTH) if now.state is state else POLL_S
+        state = now.state
+        yield now, is_over, pause_s
 
 
 def wait(
@@ -92,17 +79,17 @@ def wait(
     """
     record = find_record(job)
     deadline = time.monotonic() + timeout_s if timeout_s is not None else float("inf")
-    watch, told = Watch(record), ""
+    found, told = looks(record), ""
     while True:
-        now = watch.look()
+        now, is_over, pause_s = next(found)
         if now.pending and now.pending.can_start is False and now.pending.code != told:
             told = now.pending.code
             stuck(explained(now))
-        if watch.is_over:
+        if is_over:
             return with_startups(with_usage(now))
         if time.monotonic() >= deadline:
             raise TimeoutError(f"job {record.job_id} is {now.state.value} after {timeout_s} s")
-        rest(now, watch.pause_s)
+        rest(now, pause_s)
 
 
 def with_startups(job: JobStatus) -> JobStatus:

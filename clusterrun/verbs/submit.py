@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hmac
+import json
+import os
 import random
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from clusterrun.backends import select
 from clusterrun.backends.base import Backend
@@ -18,11 +22,10 @@ from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.launch.plan import Plan
 from clusterrun.rundir import create
 from clusterrun.rundir import record as records
-from clusterrun.rundir.known_roots import remember_home, remember_root
 from clusterrun.rundir.paths import RunPaths, RunsDir
-from clusterrun.rundir.record import JobRecord
-from clusterrun.shared.job_id import JobId
-from clusterrun.verbs.bundle import note_passed
+from clusterrun.rundir.record import JobRecord, remember_home, remember_root, state_dir
+from clusterrun.shared import files
+from clusterrun.shared.state import JobId
 from clusterrun.verbs.render import Prepared, Wanted, prepare
 
 if TYPE_CHECKING:
@@ -44,11 +47,7 @@ def submit(job: Wanted, *, argv: Sequence[str] = (), chain: int = 0) -> Job:
 
 
 def submit_prepared(
-    prepared: Prepared,
-    *,
-    argv: Sequence[str] = (),
-    chain: int = 0,
-    is_shared: bool = False,
+    prepared: Prepared, *, argv: Sequence[str] = (), chain: int = 0, is_shared: bool = False
 ) -> JobRecord:
     """Start a job that was prepared; otherwise as `submit`.
 
@@ -83,7 +82,7 @@ def remember(paths: RunPaths, job_id: JobId, change: Callable[[JobRecord], JobRe
     try:
         record = records.update(paths, change)
         records.link_job(record.runs_dir, job_id, paths)
-        note_passed(paths)
+        _note_passed(paths)
     except (OSError, ClusterrunError) as error:
         raise ClusterrunError(
             f"job {job_id} was submitted, but its record could not be written",
@@ -122,3 +121,50 @@ def _chain(scheduler: Backend, plan: Plan, record: JobRecord, length: int) -> Jo
             scheduler.cancel(ids)
         raise
     return record
+
+
+# Values passed by name: a run keeps a checksum of each. It is made with a key that only the user's
+# own state contains: without the key, no value can be found by guessing.
+
+_KEY_BYTES: Final = 32
+
+
+def passed_names(paths: RunPaths) -> list[str]:
+    """Return the variables of `pass_env`."""
+    names = (files.read_json(paths.plan) or {}).get("pass_env", ())
+    return [name for name in names if isinstance(name, str)]
+
+
+def _note_passed(paths: RunPaths) -> None:
+    """Add a line with the checksums of what a job is passed; without it, values are unknown."""
+    if names := passed_names(paths):
+        with contextlib.suppress(OSError):
+            lines = files.read_whole(paths.passed) if paths.passed.exists() else b""
+            noted = {name: _checksum(paths, name) for name in names}
+            files.write_whole(paths.passed, lines + json.dumps(noted).encode() + b"\n")
+
+
+def unknown_names(paths: RunPaths) -> list[str]:
+    """Return the variables whose value this shell lacks, or that had another in one of the jobs."""
+    try:
+        lines = files.read_whole(paths.passed).splitlines()
+        jobs = [files.parse_object(line) or {} for line in lines]
+        noted = {name: {job.get(name) for job in jobs} for name in passed_names(paths)}
+        return [name for name, found in noted.items() if found != {_checksum(paths, name)}]
+    except (OSError, TypeError):
+        return passed_names(paths)
+
+
+def _checksum(paths: RunPaths, name: str) -> str:
+    text = "\0".join((paths.root.name, name, os.environ.get(name, "")))
+    return hmac.new(_key(), os.fsencode(text), "sha256").hexdigest()
+
+
+def _key() -> bytes:
+    path = state_dir() / "key"
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if files.size_of(path) != _KEY_BYTES:  # of a full disk: with an empty key, all can guess
+        path.unlink(missing_ok=True)
+    with contextlib.suppress(FileExistsError):
+        files.create(path, secrets.token_bytes(_KEY_BYTES))
+    return files.read_whole(path)

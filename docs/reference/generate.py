@@ -26,7 +26,7 @@ from clusterrun.cli.shared.help import GroupedCommand
 from clusterrun.config.fields import Field, Kind
 from clusterrun.config.spec import FIELDS
 from clusterrun.diagnosis.table import built_in
-from clusterrun.health.checks import pages as check_pages
+from clusterrun.health.node import pages as check_pages
 from clusterrun.linting.rule import rules
 from clusterrun.verbs.doctor import places
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from clusterrun.backends.slurm.backend import submit_successor
 from clusterrun.errors import ClusterrunError, describe
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.plan import read_plan
+from clusterrun.rundir.reading import read_plan
 root, *nodes = sys.argv[1:]
 try:
     plan = read_plan(RunPaths(root=Path(root)))

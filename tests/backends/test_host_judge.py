@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from clusterrun.backends.hosts import courier
-from clusterrun.backends.hosts.courier import can_connect, gather, listen
+from clusterrun.backends.hosts.courier import can_connect, gather, listen, take
 from clusterrun.backends.hosts.judge import (
     busy,
     closed_port,
@@ -22,7 +22,6 @@ from clusterrun.backends.hosts.judge import (
     judged,
     twice,
 )
-from clusterrun.backends.hosts.locks import Lock, gpu_lock, take
 from clusterrun.backends.hosts.openssh import HINTS, Refusal, refusal_of, why
 from clusterrun.config.choices import Cluster, Device
 from clusterrun.errors import Exit
@@ -203,10 +202,8 @@ def test_gpus_name_the_processes_that_use_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in(tmp_path / "lib", tmp_path / "says", monkeypatch).answer(gpu1_pid=os.getpid())
-    held = take(gpu_lock("GPU-a"), {"run": "lm/1"})
-    assert isinstance(held, Lock)
+    assert take("gpu GPU-a", "lm/1") is None
     first, second = gather(ask(tmp_path, device="cuda"))["gpus"]["all"]
-    held.free()
     assert (first["uuid"], first["user"]) == (
         "GPU-a",
         f"run lm/1 of {current_user()} (process {os.getpid()})",

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import signal
 import socket
-import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from clusterrun.backends.hosts import locks
-from clusterrun.backends.hosts.locks import Holder, Lock, gpu_lock, holder_of, take
+from clusterrun.backends.hosts import courier
+from clusterrun.backends.hosts.courier import holder_of, take
 from clusterrun.rundir.record import current_user
 from tests.patience import patience
 
@@ -25,18 +24,10 @@ ANN, BOB = 65_531, 65_532  # no accounts
 root = pytest.mark.skipif(os.getuid() != 0, reason="only root can be several users")
 
 
-@pytest.fixture(autouse=True)
-def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Return a directory in the place of /tmp."""
-    with tempfile.TemporaryDirectory() as directory:
-        Path(directory).chmod(0o1777)
-        monkeypatch.setattr(locks, "PLACE", Path(directory))
-        yield Path(directory)
-
-
 @pytest.fixture
-def name() -> str:
-    return gpu_lock("GPU-1")
+def name(tmp_path: Path) -> str:
+    """Return the name of a lock that no other test has."""
+    return f"gpu {tmp_path}"
 
 
 @contextlib.contextmanager
@@ -70,47 +61,37 @@ def of_ann(deed: Deed, before: Deed) -> str:
 
 
 def takes(name: str, at: float = 0.0) -> Deed:
-    kept: list[Lock | Holder] = []
-
     def deed() -> str:
         time.sleep(max(0.0, at - time.monotonic()))
-        kept.append(take(name, {"run": "lm/1"}))
-        return "None" if isinstance(kept[0], Lock) else f"Held by {kept[0]}"
+        holder = take(name, "lm/1")
+        return f"Held by {holder}" if holder else "None"
 
     return deed
 
 
-def taken_now(name: str, run: str = "other") -> Lock:
-    lock = take(name, {"run": run})
-    assert isinstance(lock, Lock)
-    return lock
+def squats(name: str, text: bytes) -> Deed:
+    """Return a deed that takes a lock and answers with a text; nothing if it is empty."""
 
-
-def locks_file(file: Path, text: str) -> Deed:
     def deed() -> None:
-        file.write_text(text)
-        fcntl.flock(os.open(file, os.O_RDONLY), fcntl.LOCK_EX)
+        courier._held.append(own := socket.socket(socket.AF_UNIX))
+        own.bind(courier._address(name))
+        own.listen()
+        if text:
+            threading.Thread(target=courier._introduce, args=(own, text)).start()
 
     return deed
-
-
-def left_by_a_killed_process(name: str) -> Path:
-    with somebody(takes(name)) as (pid, taken):
-        assert taken() == "None"
-        os.kill(pid, signal.SIGKILL)
-    return locks._file(name, os.getuid())
 
 
 def test_a_taken_lock_names_its_holder_until_that_ends(name: str) -> None:
     with somebody(takes(name)) as (pid, taken):
         assert taken() == "None"
-        named = take(name, {"run": "other"})
-        assert isinstance(named, Holder)
+        named = take(name, "other")
+        assert named
         assert named.pid == pid
         assert str(named) == f"run lm/1 of {current_user()} (process {pid})"
         os.kill(pid, signal.SIGKILL)
-    taken_now(name).free()
     assert holder_of(name) is None
+    assert take(name, "other") is None
 
 
 @pytest.mark.parametrize("users", [(None, None), pytest.param((ANN, BOB), marks=root)])
@@ -131,36 +112,32 @@ def test_another_users_lock_shows_the_user_the_process_and_the_run(name: str) ->
 
 
 @root
-def test_a_holder_that_writes_nonsense_or_squats_is_named_by_its_file(
-    name: str, place: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("text", "run"), [("", ""), ("\nx", "run x"), ("\xff\nx", "run x")])
+def test_a_holder_that_says_nothing_or_anything_is_named_by_the_kernel(
+    name: str, monkeypatch: pytest.MonkeyPatch, text: str, run: str
 ) -> None:
-    monkeypatch.setattr(locks, "WAIT_S", locks.WAIT_S / 20)
-    own = locks._file(name, BOB)
-    texts = ("", "[1, 2]", "{" * 5000, '{"pid": "1"}', '{"user": "ann"}')
-    deeds: list[Deed] = [locks_file(own, text) for text in texts]
-    deeds += [lambda squat=squat: squat(own) for squat in (Path.mkdir, os.mkfifo)]
-    for deed in deeds:
-        answer = of_ann(takes(name), deed)
-        assert answer == f"Held by a process of {BOB}"
-        for file in place.iterdir():
-            file.rmdir() if file.is_dir() and not file.is_symlink() else file.unlink()
+    monkeypatch.setattr(courier, "WAIT_S", courier.WAIT_S / 20)
+    answer = of_ann(takes(name), squats(name, text.encode("latin-1")))
+    process = r"process \d+"
+    named = rf"{run} of {BOB} \({process}\)" if run else rf"{process} of {BOB}"
+    assert re.fullmatch(f"Held by {named}", answer)
 
 
-def test_what_killed_processes_left_is_removed_and_nothing_else(name: str, place: Path) -> None:
-    left, held = left_by_a_killed_process(name), taken_now(gpu_lock("GPU-2"))
-    (place / "clusterrun-of-another.1").touch()
-    locks.tidy()
-    assert (left.exists(), len([*place.iterdir()])) == (False, 2)
-    assert holder_of(gpu_lock("GPU-2"))
-    held.free()
+def test_a_lock_holds_if_its_holder_cannot_answer_and_until_it_is_given_up(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket.socket, "accept", lambda own: os.open("/no/descriptor", 0))
+    assert take(name, "lm/1") is None
+    with somebody(takes(name)) as (_, other):
+        assert other() == f"Held by process {os.getpid()} of {current_user()}"
+    courier.free_all()
+    assert holder_of(name) is None
 
 
-def test_a_name_is_one_file_of_the_directory(place: Path) -> None:
-    held = [taken_now(name, "x" * 1000) for name in ("../x", "a/b")]
-    node = re.sub("[^A-Za-z0-9_-]", "-", os.uname().nodename)
-    assert sorted(file.stem for file in place.iterdir()) == [f"---x-{node}", f"a-b-{node}"]
-    holder = holder_of("a/b")
-    assert holder
-    assert len(holder.run) == 200
-    for lock in held:
-        lock.free()
+def test_a_long_name_is_a_lock_of_its_own_and_a_long_text_is_cut(name: str) -> None:
+    for letter, run in (("a", "y" * 1000), ("b", "of\na user\udcff")):
+        longer = f"{name}{'x' * 200}{letter}"
+        assert take(longer, run, "h1") is None
+        holder = holder_of(longer)
+        assert holder
+        assert (holder.run, holder.host) == (run[:200].replace("\udcff", "?"), "h1")

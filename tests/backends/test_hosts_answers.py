@@ -12,16 +12,15 @@ from typing import Any
 import pytest
 
 from clusterrun.backends.hosts import backend, homes
-from clusterrun.backends.hosts.crew import Frame, Link, Pipe
+from clusterrun.backends.hosts.crew import Link, Pipe
 from clusterrun.backends.local.backend import last_number, remember_number
 from clusterrun.backends.status import JobStatus
 from clusterrun.errors import SubmissionError
-from clusterrun.rundir import create, known_roots, record
+from clusterrun.rundir import create, record
 from clusterrun.rundir.paths import RunsDir
 from clusterrun.rundir.record import Home, JobRecord
 from clusterrun.shared import shell
-from clusterrun.shared.job_id import JobId
-from clusterrun.shared.state import JobState
+from clusterrun.shared.state import JobId, JobState
 from tests.backends.builders import make_bundle, make_plan
 
 NAN, OLD = float("nan"), ["H7"]
@@ -49,7 +48,7 @@ def make(runs: RunsDir, job_id: str, host: str = "") -> JobRecord:
     made = record.new_record(plan, paths, argv=(), now=1.0)
     made = dataclasses.replace(made, job_id=JobId(job_id), home=home)
     record.write(made)
-    known_roots.remember_home(made)
+    record.remember_home(made)
     record.link_job(runs, made.job_id, paths)
     return made
 
@@ -128,7 +127,7 @@ def test_a_controller_that_answers_nonsense_is_refused(
 ) -> None:
     first = Link(name="gpu1", argv=(), script=b"")
     for each in answers:
-        first.take(Frame(kind="answer", fields=each))
+        first.take({"kind": "answer", **each})
     plan = dataclasses.replace(make_plan(runs.root.parent), hosts=("gpu1",))
     with pytest.raises(SubmissionError, match="the answer of gpu1 makes no sense"):
         backend._negotiate(first, plan, make(runs, "H9").paths, (), 9)

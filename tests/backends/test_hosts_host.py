@@ -14,14 +14,10 @@ import psutil
 import pytest
 
 from clusterrun.backends.environment import scrubbed
-from clusterrun.backends.hosts import (
-    backend,
-    crew,
-    host,
-)
+from clusterrun.backends.hosts import backend, controller, crew
 from clusterrun.backends.hosts.backend import OF_STARTERS, HostsBackend
-from clusterrun.backends.hosts.crew import Frame, Link
-from clusterrun.backends.hosts.host import HostsHost
+from clusterrun.backends.hosts.controller import HostsHost
+from clusterrun.backends.hosts.crew import Link
 from clusterrun.backends.local.backend import identity
 from clusterrun.backends.select import submit_or_remove
 from clusterrun.config.choices import Cluster, Device, Starter
@@ -37,6 +33,7 @@ from tests.launch.samples import on_slurm, slurm_facts
 from tests.patience import wait_for
 
 HOSTS = ("gpu1", "ann@gpu2:2222", "gpu3")
+SENT = {"run_dir": "", "values": {}, "shell": None}  # of what the submitter sends
 
 
 def planned(*hosts: str, source: str = "--hosts", spare_nodes: int = 0, **facts: Any) -> Plan:
@@ -64,8 +61,7 @@ def places(tmp_path: Path, *, unfit: tuple[str, ...]) -> dict[str, str]:
     ]
     for link in links:
         link.facts = {"client": "10.0.0.1"}
-    paths = RunPaths(root=tmp_path)
-    used = HostsHost(paths, plan, "H1", links, values={}, admit=lambda _: None, here="gpu1")
+    used = HostsHost(RunPaths(root=tmp_path), plan, SENT, links, here="gpu1")
     used.begin(1, 7, unfit)
     words = {link.name: link.sent[0]["words"] for link in links if hasattr(link, "sent")}
     assert all((attempt, port) == ("1", "7") for attempt, _, port in words.values())
@@ -91,14 +87,11 @@ def test_a_run_ends_with_the_shell_of_its_allocation(
     plan = planned(*HOSTS, source="$PBS_NODEFILE", **about)
     sent: list[int] = []
     monkeypatch.setattr("os.kill", lambda _, number: sent.append(number))
-    monkeypatch.setattr(host, "LAST_S", 0.05)
+    monkeypatch.setattr(controller, "LAST_S", 0.05)
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as cat:
         known = identity(cat.pid)
         assert known
-        used = HostsHost(
-            *(RunPaths(root=tmp_path), plan, "H1", []),
-            **{"values": {}, "admit": lambda _: None, "shell": (cat.pid, known)},
-        )
+        used = HostsHost(RunPaths(root=tmp_path), plan, {**SENT, "shell": (cat.pid, known)})
         used.keep_alive()
         assert sent == []
     used._next_sign = 0.0
@@ -116,7 +109,7 @@ def chosen(root: Path, lost: str = "", unfit: tuple[str, ...] = ()) -> list[str]
         Link(name=name, host=name, first="h1", argv=(), script=b"", is_lost=name == lost)
         for name in ("h1", "h2", "h3")
     ]
-    host = HostsHost(RunPaths(root=root), plan, "H1", links, values={}, admit=lambda _: None)
+    host = HostsHost(RunPaths(root=root), plan, SENT, links)
     return [link.name for link in host._choose(unfit)]
 
 
@@ -187,9 +180,9 @@ def test_a_host_that_sends_nonsense_is_lost(link: Link) -> None:
 
 def test_the_end_of_an_earlier_attempt_does_not_end_this_one(link: Link) -> None:
     link.attempt, link.code = 2, None
-    link.take(Frame(kind="ended", fields={"code": 137, "attempt": 1}))
+    link.take({"kind": "ended", "code": 137, "attempt": 1})
     assert link.code is None
-    link.take(Frame(kind="ended", fields={"code": 0, "attempt": 2}))
+    link.take({"kind": "ended", "code": 0, "attempt": 2})
     assert link.code == 0
 
 

@@ -17,7 +17,7 @@ from clusterrun.backends.hosts import mirror
 from clusterrun.backends.hosts.mirror import Receiver
 from clusterrun.errors import ClusterrunError
 from clusterrun.node.forward.logfile import NodeLog
-from clusterrun.node.forward.stamp import Piece
+from clusterrun.node.forward.spool import Piece
 from clusterrun.rundir.attempt import read_attempt, take_attempt
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared import files

@@ -147,8 +147,8 @@ def test_a_project_arrives_as_it_was_through_a_pipe(root: Path, tmp_path: Path) 
         first.send_project(packed(root))
     wire.seek(0)
     stream, target = io.BytesIO(), tmp_path / "project"
-    while (frame := pipe.receive()) and frame.data:
-        stream.write(frame.data)
+    while (message := pipe.receive()) and message["data"]:
+        stream.write(message["data"])
     unpack(stream, target)
     assert {str(path.relative_to(target)) for path in target.rglob("*")} == {
         *("a.py", "big", "lib", "lib/b.sh", "lib/link")

@@ -23,7 +23,7 @@ from clusterrun.errors import ClusterrunError, JobNotFoundError, SubmissionError
 from clusterrun.launch.plan import Directive, Plan
 from clusterrun.rundir import record
 from clusterrun.rundir.paths import RunPaths, RunsDir
-from clusterrun.rundir.plan import read_plan
+from clusterrun.rundir.reading import read_plan
 from clusterrun.rundir.record import JobRecord
 from tests.patience import finished
 
@@ -235,7 +235,7 @@ def test_other_commands_of_submitit_are_run_as_before(capsys: pytest.CaptureFixt
 
 def test_cancel_tells_of_jobs_that_scancel_passes_over_in_silence(site: Stubs) -> None:
     site.add("scancel")  # scancel of an unknown id exits 0 (22.05)
-    site.add("squeue", 'echo "7|RUNNING|n1|0:02|10:00|1|N/A|None"')
+    site.add("squeue", 'echo "7|RUNNING|n1|0:02|10:00|1|N/A|||None"')
     site.add("sacct")
     with pytest.raises(JobNotFoundError, match="not know job 8"):
         SlurmBackend().cancel(["7", "8"])
@@ -249,7 +249,7 @@ def test_cancel_tells_of_jobs_that_scancel_passes_over_in_silence(site: Stubs) -
 
 def test_another_cluster_is_named_in_every_call(site: Stubs) -> None:
     site.add("scancel")
-    site.add("squeue", 'echo "7|FAILED|n1|0:02|10:00|1|2|None"')
+    site.add("squeue", 'echo "7|FAILED|n1|0:02|10:00|1|2|||None"')
     site.add("sacct", "exit 1")
     site.add("scontrol")
     SlurmBackend(slurm_cluster="tuxA").cancel(["7"])

@@ -23,14 +23,14 @@ from .conftest import Stubs
 # Captured with SLURM_TIME_FORMAT=%s: a failed job, a held one, one that runs, one that waits,
 # the parts of an array, a job while it is requeued after a preemption.
 SQUEUE = """\
-10|FAILED|node1|0:00|UNLIMITED|1795257574|1795257574|NonZeroExitCode
-13|PENDING||0:00|UNLIMITED|N/A|N/A|JobHeldUser
-11|RUNNING|node[1-2]|0:02|10:00|1795257574|1795258174|None
-12|PENDING||0:00|UNLIMITED|1795258174|NONE|Resources
-4_0|COMPLETED|s3node1|0:01|365-00:00:00|1795259200|1795259201|None
-4_[2-3%1]|PENDING||0:00|UNLIMITED|N/A|N/A|JobArrayTaskLimit
-5|PENDING||0:00|UNLIMITED|1795262799|NONE|BeginTime
-14|COMPLETING|s3node[1-2]|0:00|UNLIMITED|N/A|N/A|None
+10|FAILED|node1|0:00|UNLIMITED|1795257574|1795257574|||NonZeroExitCode
+13|PENDING||0:00|UNLIMITED|N/A|N/A|||JobHeldUser
+11|RUNNING|node[1-2]|0:02|10:00|1795257574|1795258174|||None
+12|PENDING||0:00|UNLIMITED|1795258174|NONE|||Resources
+4_0|COMPLETED|s3node1|0:01|365-00:00:00|1795259200|1795259201|||None
+4_[2-3%1]|PENDING||0:00|UNLIMITED|N/A|N/A|||JobArrayTaskLimit
+5|PENDING||0:00|UNLIMITED|1795262799|NONE|||BeginTime
+14|COMPLETING|s3node[1-2]|0:00|UNLIMITED|N/A|N/A|||None
 """
 SACCT = """\
 10|FAILED|3:0|node1|0|UNLIMITED|1795257574|1795257574|None
@@ -123,7 +123,7 @@ def test_a_job_name_that_imitates_fields_fools_nobody() -> None:
 
 
 def test_odd_lines_move_no_field() -> None:
-    line = "7|A_STATE_OF_2031||0:00|10:00|N/A|N/A|ReqNodeNotAvail, Reserved|for|maintenance"
+    line = "7|A_STATE_OF_2031||0:00|10:00|N/A|N/A|||ReqNodeNotAvail, Reserved|for|maintenance"
     jobs = parse_squeue(f"CLUSTER: tuxA\n{line}\nslurm: a banner\n")
     assert list(jobs) == ["7"]
     assert jobs["7"].reason == "ReqNodeNotAvail, Reserved|for|maintenance"
@@ -137,8 +137,8 @@ def squeue_says(stubs: Stubs, line: str) -> None:
     stubs.add("squeue", f"echo '{line}'")
 
 
-RUNNING = "7|RUNNING|n1|0:02|10:00|1795257574|N/A|None"
-FAILED = "7|FAILED|n1|0:02|10:00|1795257574|1795257576|NonZeroExitCode"
+RUNNING = "7|RUNNING|n1|0:02|10:00|1795257574|N/A|||None"
+FAILED = "7|FAILED|n1|0:02|10:00|1795257574|1795257576|||NonZeroExitCode"
 HISTORY = "7|FAILED|3:0|n1|2|10|1795257574|1795257576|None"
 
 
@@ -160,7 +160,7 @@ def test_fields_are_named_and_json_is_not_asked_for(stubs: Stubs) -> None:
         "--noheader",
         "--states=all",
         "--jobs=7,8",
-        "--format=%i|%T|%N|%M|%l|%S|%e|%r|%P|%D",
+        "--format=%i|%T|%N|%M|%l|%S|%e|%P|%D|%r",
     ]
     (sacct,) = stubs.calls("sacct")
     assert sacct[1:7] == [
@@ -252,7 +252,7 @@ def test_find_by_command_takes_the_newest_job_of_the_run(stubs: Stubs) -> None:
 # A scheduler is asked once in ten seconds, however many processes want to know
 
 
-SAYS_IT_RUNS = 'echo "7|RUNNING|n1|0:02|10:00|1|N/A|None"'
+SAYS_IT_RUNS = 'echo "7|RUNNING|n1|0:02|10:00|1|N/A|||None"'
 
 
 def job(state: JobState = JobState.RUNNING, **values: object) -> SchedulerJob:

@@ -26,10 +26,17 @@ from clusterrun.errors import SchedulerUnreachableError
 from clusterrun.rundir import create, record
 from clusterrun.rundir.attempt import amend_attempt
 from clusterrun.rundir.events import FIRST_BYTES, LAST_BYTES
-from clusterrun.rundir.outcome import Cause, Next, Outcome, read_end, write_outcome
+from clusterrun.rundir.outcome import (
+    Cause,
+    Next,
+    Outcome,
+    Reason,
+    read_end,
+    write_outcome,
+    write_request,
+)
 from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.rundir.record import JobRecord
-from clusterrun.rundir.request import Reason, write_request
 from clusterrun.shared.state import JobState
 from tests.patience import patience
 

@@ -12,7 +12,7 @@ from benchmarks.diagnose import hang, score, subtraction
 from benchmarks.logs import corpus
 from benchmarks.logs.corpus import Corpus
 from clusterrun.node.forward.logfile import NodeLog
-from clusterrun.node.forward.stamp import Piece
+from clusterrun.node.forward.spool import Piece
 from tests.benchmarks.running import sections_of
 
 TINY = ("--scale", "1e-5", "--nodes", "3", "--runs", "1")

@@ -213,7 +213,7 @@ def take_ports(scene: Scene) -> float:
     """Listen, and say nothing, where the ranks of the next attempt would meet first."""
     root = scene.training.root
     job = f"{scene.job_id}:{root.parent.name}/{root.name}"
-    wanted = candidate_ports(job, scene.attempt + 1, (20000, 29999)).rendezvous
+    wanted = candidate_ports(job, scene.attempt + 1, (20000, 29999))
     ports = [str(port) for port in wanted[:2]]
     argv = [*network.enter(scene.cluster.shape, scene.head), sys.executable, "-c", LISTEN]
     thief = subprocess.Popen([*argv, *ports], stdout=subprocess.PIPE)

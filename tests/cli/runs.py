@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from clusterrun.rundir.attempt import amend_attempt
+from clusterrun.rundir.events import ENDED_BY, Phase
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.startup import ENDED_BY, Phase
 from clusterrun.rundir.usage import ActivityKind, Alert, AlertKind, GpuSample, Sample, to_line
 from tests.cli.conftest import CommandLine
 
@@ -30,7 +30,7 @@ def queue(here: CommandLine, *rows: str) -> None:
 
 
 def running(job_id: str = "4711") -> str:
-    return f"{job_id}|RUNNING|node[17-18]|5:10:40|1-00:00:00|N/A|N/A|None"
+    return f"{job_id}|RUNNING|node[17-18]|5:10:40|1-00:00:00|N/A|N/A|||None"
 
 
 def events(root: Path, *entries: dict[str, Any], node: str = "node17") -> None:

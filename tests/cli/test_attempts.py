@@ -10,14 +10,14 @@ import pytest
 
 from clusterrun.backends.evidence import bad_nodes, read_attempts
 from clusterrun.rundir.attempt import amend_attempt
+from clusterrun.rundir.events import Phase
 from clusterrun.rundir.outcome import Next
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.startup import Phase
 from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import outcome
 from tests.cli.runs import ended, events, queue, running, started, submitted
 
-HELD = "4711|PENDING||0:00|1:00:00|1795257574|N/A|BeginTime"
+HELD = "4711|PENDING||0:00|1:00:00|1795257574|N/A|||BeginTime"
 
 
 @pytest.fixture(autouse=True)
@@ -240,7 +240,7 @@ def test_slurm_says_when_the_job_started_if_the_nodes_did_not(here: CommandLine)
     root = submitted(here)
     without = {phase: end for phase, end in FIRST.items() if phase is not Phase.QUEUE}
     start(root, without)
-    queue(here, "4711|RUNNING|node[17-18]|5:10:40|1-00:00:00|1031|N/A|None")
+    queue(here, "4711|RUNNING|node[17-18]|5:10:40|1-00:00:00|1031|N/A|||None")
     assert "queue 31 s, prolog 1.2 s" in here("status", "4711").out
     start(root, without, submitted_at=1031.4)  # Slurm counts whole seconds
     assert "first step: prolog 0.8 s" in here("status", "4711").out

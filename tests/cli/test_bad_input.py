@@ -161,7 +161,7 @@ def test_a_key_that_the_jobs_accelerate_does_not_know(here: CommandLine) -> None
 @pytest.mark.parametrize("verb", ["submit", "resubmit", "resume"])
 def test_a_refused_job_has_no_notes_before_its_error(here: CommandLine, verb: str) -> None:
     ended(submitted(here, "4711", "-N2", "train.py"), "FAILED", 1)
-    queue(here, "4711|FAILED|n|1:00|1:00|1000|2000|NonZeroExitCode")
+    queue(here, "4711|FAILED|n|1:00|1:00|1000|2000|||NonZeroExitCode")
     (here.path / "train.py").write_text("def (")
     what = {"resubmit": ("4711",), "resume": ("4711", "--from", "scratch", "--time", "5")}
     said = here(verb, *what.get(verb, ("-N2", "train.py")))
@@ -285,7 +285,7 @@ def test_scheduler_that_is_silent_is_not_an_unknown_job(
 
 def test_several_jobs_are_not_cancelled_without_a_yes(here: CommandLine) -> None:
     here.slurm()
-    here.program("squeue", "printf '%s|RUNNING|n1|1:00|UNLIMITED|N/A|N/A|None\\n' 4711 4712")
+    here.program("squeue", "printf '%s|RUNNING|n1|1:00|UNLIMITED|N/A|N/A|||None\\n' 4711 4712")
     assert here("submit", "train.py").code == 0
     here.program("sbatch", "echo 4712")
     assert here("submit", "train.py").code == 0

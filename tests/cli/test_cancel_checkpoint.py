@@ -179,7 +179,7 @@ def test_what_a_script_saved_in_a_directory_of_its_own_is_found(
 
 def test_a_job_that_waits_has_nothing_to_save(here: CommandLine) -> None:
     root = submitted(here)
-    queue(here, "4711|PENDING||0:00|1:00:00|N/A|N/A|Resources")
+    queue(here, "4711|PENDING||0:00|1:00:00|N/A|N/A|||Resources")
     said = here("cancel", "--checkpoint", "4711")
     assert said.code == 0
     assert "note: job 4711 is not running; there is nothing to save\n" in said.err
@@ -218,7 +218,7 @@ def chain(root: Path) -> None:
     (root / "job.json").write_text(json.dumps(data))
 
 
-WAITS = "{}|PENDING||0:00|1:00:00|N/A|N/A|Dependency"
+WAITS = "{}|PENDING||0:00|1:00:00|N/A|N/A|||Dependency"
 
 
 def followed(root: Path, name: str = "job.json") -> Path:
@@ -281,7 +281,7 @@ def test_the_rest_of_a_chain_ends_where_its_job_has_ended(here: CommandLine) -> 
     root = submitted(here)
     chain(root)
     ended(root, "FAILED", 3)
-    queue(here, "4711|FAILED|node17|0:31|1:00:00|1000|2000|None", WAITS.format(4712))
+    queue(here, "4711|FAILED|node17|0:31|1:00:00|1000|2000|||None", WAITS.format(4712))
     assert here("cancel", "4711").code == 0
     assert here.asked("scancel") == ["4712"]
 

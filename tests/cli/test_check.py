@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from clusterrun.diagnosis.table import built_in
-from clusterrun.health.checks import pages
+from clusterrun.health.node import pages
 from clusterrun.linting.rule import rules
 from clusterrun.verbs import doctor
 from tests.checkout import ROOT

@@ -15,8 +15,8 @@ from clusterrun.backends import status
 from clusterrun.errors import ClusterrunError
 from clusterrun.rundir import record
 from clusterrun.rundir.attempt import AttemptRecord, amend_attempt, read_attempt
+from clusterrun.rundir.events import Phase
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.startup import Phase
 from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import checkpoint, outcome
 from tests.cli.runs import ended, events, started, submitted

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
+from clusterrun.cli.diagnose import MOST_BYTES
 from clusterrun.diagnosis import table
 from clusterrun.diagnosis.kinds import ChangedCheck, Doubt, Memory, Note, NoteSource, Suspicion
 from clusterrun.rundir.attempt import take_attempt
-from clusterrun.rundir.known_roots import state_dir
 from clusterrun.rundir.outcome import Cause, Reason
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.verbs.bundle import MOST_BYTES
+from clusterrun.rundir.record import state_dir
 from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import outcome
 from tests.cli.runs import ended, events, queue, running, submitted
@@ -134,7 +134,7 @@ def test_a_failure_without_a_known_cause_keeps_its_reason(here: CommandLine) -> 
 
 def test_a_job_that_waits_has_not_failed(here: CommandLine) -> None:
     submitted(here)
-    queue(here, "4711|PENDING||0:00|1:00:00|N/A|N/A|Priority")
+    queue(here, "4711|PENDING||0:00|1:00:00|N/A|N/A|||Priority")
     done = here("diagnose")
     assert (done.code, done.out.splitlines()[-1]) == (
         0,

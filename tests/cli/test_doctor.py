@@ -15,7 +15,7 @@ import pytest
 from clusterrun.backends import interpreters, machine_facts
 from clusterrun.backends.slurm import query
 from clusterrun.health import paths, toolchain
-from clusterrun.health.checks import pages
+from clusterrun.health.node import pages
 from clusterrun.launch.facts import Interpreter
 from clusterrun.verbs import doctor
 from tests.cli.conftest import INSTALLED, CommandLine

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 import clusterrun
-from clusterrun.backends.local.backend import boot_id, identity
+from clusterrun.backends.local.backend import identity
 from clusterrun.errors import ElsewhereError, Exit
-from clusterrun.rundir import create, known_roots, record
+from clusterrun.rundir import create, record
 from clusterrun.rundir.paths import RunsDir, directory_name
 from clusterrun.rundir.record import Home, JobRecord
 from tests.backends.builders import make_bundle, make_plan
@@ -76,7 +76,7 @@ class Here:
         at = Home(host=host, run_dir=str(there.root), python=sys.executable)
         here = dataclasses.replace(made, run_dir=str(paths.root), home=at)
         record.write(here)
-        known_roots.remember_home(here)
+        record.remember_home(here)
         record.link_job(self.runs, job_id, paths)
         return made
 
@@ -123,7 +123,6 @@ def start(made: JobRecord) -> subprocess.Popen[bytes]:
         "pid": sleeper.pid,
         "identity": identity(sleeper.pid),
         "host": record.socket.gethostname(),
-        "boot_id": boot_id(),
         "started_at": time.time(),
     }
     made.paths.attempt(1).mkdir(parents=True, exist_ok=True)

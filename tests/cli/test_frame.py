@@ -210,7 +210,7 @@ def test_no_line_is_longer_than_the_terminal(here: CommandLine, columns: int) ->
 def test_list_has_one_line_for_each_job_at_80_columns(here: CommandLine) -> None:
     failed(here, "a-name-that-is-longer-than-any-column-would-be")
     submitted(here)
-    queue(here, "4711|PENDING||0:00|UNLIMITED|N/A|N/A|Priority")
+    queue(here, "4711|PENDING||0:00|UNLIMITED|N/A|N/A|||Priority")
     head, *rows = shown_in(80, "list")
     assert head.split() == ["JOB", "NAME", "STATE", "NODES", "STEP", "WHY", "/", "WHERE"]
     assert [row.split()[0] for row in rows] == ["4711", "4698"]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun.cli import init
-from clusterrun.cli.init import STARTER, Known, filled, find_scripts
+from clusterrun.cli import config
+from clusterrun.cli.config import STARTER, Known, filled, find_scripts
 from clusterrun.config.document import ConfigFile, Document, parse_document
 from clusterrun.config.settings import Anchor
 from clusterrun.config.spec import BY_KEY
@@ -70,7 +70,7 @@ def test_on_a_laptop_the_file_is_for_this_machine(
         "launch.nproc_per_node": 2,
         "launch.device": "cpu",
     }
-    monkeypatch.setattr(init, "find_gpus", lambda: {"0": "GPU-a", "1": "GPU-b"})
+    monkeypatch.setattr(config, "find_gpus", lambda: {"0": "GPU-a", "1": "GPU-b"})
     found = written(here, "--force")
     assert (found["cluster"], found["slurm.gpus_per_node"]) == ("local", 2)
 
@@ -186,7 +186,7 @@ def test_only_what_may_be_a_script_is_read(
     for name in ("a\nb: c.py", "train\x1b[31m.py"):
         (here.path / name).write_text('import torch\nif __name__ == "__main__": pass\n')
     assert find_scripts(here.path) == ["src/train.py", "train.py"]
-    monkeypatch.setattr(init, "LISTED", 5)
+    monkeypatch.setattr(config, "LISTED", 5)
     for number in range(20):
         (here.path / f"train_{number}.py").write_text("import torch\n")
     assert len(find_scripts(here.path)) <= 10

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun.cli.list import HEAD, READ_MARK
-from clusterrun.cli.shared import progress_text
+from clusterrun.cli.shared import job_view
+from clusterrun.cli.status import HEAD, READ_MARK
 from clusterrun.diagnosis.kinds import Advice, Certainty, Retry
 from clusterrun.rundir.attempt import amend_attempt
 from clusterrun.rundir.outcome import Cause, ShortVerdict, VerdictRule
@@ -130,7 +130,7 @@ def test_a_job_is_found_from_elsewhere(here: CommandLine, monkeypatch: pytest.Mo
 
 def test_status_of_a_pending_job_says_why_it_waits(here: CommandLine) -> None:
     submitted(here)
-    queue(here, "4711|PENDING||0:00|1:00:00|N/A|N/A|Resources")
+    queue(here, "4711|PENDING||0:00|1:00:00|N/A|N/A|||Resources")
     assert "state      PENDING\nwaits      waiting for free nodes\n" in here("status", "4711").out
     answer = json.loads(here("status", "4711", "--json").out)
     assert answer["reason"] == {
@@ -253,7 +253,7 @@ def test_wait_returns_when_the_job_has_ended(
 ) -> None:
     root = submitted(here)
     queue(here, running())
-    monkeypatch.setattr(progress_text.time, "sleep", lambda _: ended(root, "FAILED", 9))
+    monkeypatch.setattr(job_view.time, "sleep", lambda _: ended(root, "FAILED", 9))
     said = here("status", "4711", "--wait", "--exit-status")
     assert said.code == 3
     assert "state      FAILED  exit 9" in said.out
@@ -274,7 +274,7 @@ def test_list_shows_what_runs_and_why_the_rest_does_not(here: CommandLine) -> No
     now = int(time.time())
     started = running("4711").replace("|N/A|N/A|", f"|{now}|N/A|")
     at = f"{datetime.fromtimestamp(now):%H:%M}"
-    queue(here, started, "4713|PENDING||0:00|UNLIMITED|N/A|N/A|Priority")
+    queue(here, started, "4713|PENDING||0:00|UNLIMITED|N/A|N/A|||Priority")
     head, *rows = here("list").out.splitlines()
     starts = [head.index(name) for name in HEAD]
     cells = [

@@ -15,9 +15,9 @@ import pytest
 from clusterrun.backends.slurm import query
 from clusterrun.cli import diagnose
 from clusterrun.diagnosis.collectives import DEFAULT_GROUP, Call, Stuck, StuckKind
-from clusterrun.node.watch.stacks import RankPlace
+from clusterrun.node.watch.hangs import RankPlace
+from clusterrun.rundir.events import Phase
 from clusterrun.rundir.outcome import Cause, Next
-from clusterrun.rundir.startup import Phase
 from clusterrun.verbs.hangs import Hang
 from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import checkpoint, outcome
@@ -149,7 +149,7 @@ FAILED_LOG = """\
 """
 
 
-WAITING = "4711|PENDING||0:00|1:00:00|N/A|N/A|Resources|main|2"
+WAITING = "4711|PENDING||0:00|1:00:00|N/A|N/A|main|2|Resources"
 IDLE = "main*|up|infinite|1-infinite|no|1|idle|(null)|64|512000|(null)|node1|none"
 
 
@@ -157,7 +157,7 @@ def test_jobs(here: CommandLine) -> None:
     printed = Printed(here)
     root = submitted(here, "4711", "-N2", "train.py")
     printed.add("status", "--json", schema="clusterrun.status/1")
-    queue(here, "4711|PENDING||0:00|1-00:00:00|2026-03-01T10:00:00|N/A|Priority")
+    queue(here, "4711|PENDING||0:00|1-00:00:00|2026-03-01T10:00:00|N/A|||Priority")
     printed.add("status", "--json", schema="clusterrun.status/1")
     here.program("sinfo", f"echo '{IDLE}'")
     here.program("squeue", f"echo '{WAITING}'")

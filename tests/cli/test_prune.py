@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun.cli import prune
+from clusterrun.cli import cancel
 from clusterrun.cli.shared import output
 from clusterrun.rundir import record as records
 from clusterrun.rundir.paths import RunPaths
@@ -17,7 +17,7 @@ from clusterrun.rundir.record import Home
 from tests.cli.conftest import CommandLine
 from tests.cli.runs import ended, queue, running, submitted
 
-REQUEUED = "5|PENDING||0:00|1:00:00|N/A|N/A|BeginTime"
+REQUEUED = "5|PENDING||0:00|1:00:00|N/A|N/A|||BeginTime"
 
 
 def over(here: CommandLine, job_id: str, state: str = "FAILED", days: float = 0) -> Path:
@@ -113,9 +113,9 @@ def test_a_removal_asks_and_is_finished_by_the_next(
         patch.setattr("click.confirm", lambda *_, **__: queue(here, REQUEUED) or True)
         assert (here("prune").code, ids(here)) == (2, ["5"])  # requeued during the question
         queue(here)
-        patch.setattr(prune, "_disk_bytes", lambda _: queue(here, REQUEUED) or 0)
+        patch.setattr(cancel, "_disk_bytes", lambda _: queue(here, REQUEUED) or 0)
         assert (here("prune", "-y").code, ids(here)) == (2, ["5"])
-        patch.setattr(prune, "_disk_bytes", lambda _: 0)
+        patch.setattr(cancel, "_disk_bytes", lambda _: 0)
         queue(here)
         patch.setattr("click.confirm", lambda *_, **__: True)
         patch.setattr("shutil.rmtree", lambda _: os.unlink("/proc/none"))

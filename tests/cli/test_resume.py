@@ -17,7 +17,7 @@ from clusterrun.errors import ClusterrunError
 from clusterrun.node.recovery.conclude import past
 from clusterrun.rundir.outcome import Cause
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.plan import read_plan
+from clusterrun.rundir.reading import read_plan
 from clusterrun.rundir.record import JobRecord, read
 from clusterrun.shared import checkpoint_files, locks
 from clusterrun.verbs import resume
@@ -25,7 +25,7 @@ from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import checkpoint, outcome
 from tests.cli.runs import ended, queue, running, submitted
 
-FAILED = "4711|FAILED|node[17-18]|0:31:09|1-00:00:00|1000|2000|NonZeroExitCode"
+FAILED = "4711|FAILED|node[17-18]|0:31:09|1-00:00:00|1000|2000|||NonZeroExitCode"
 
 
 def failed(here: CommandLine, *argv: str) -> Path:
@@ -89,7 +89,7 @@ def test_the_run_keeps_both_ids_and_its_earlier_end(here: CommandLine) -> None:
     assert (record.job_id, record.earlier_job_ids) == ("4714", ("4711",))
     assert not (root / "end.json").exists()
     assert json.loads((root / "attempts/1/end.json").read_text())["state"] == "FAILED"
-    queue(here, "4714|PENDING||0:00|1:00:00|N/A|N/A|Resources")
+    queue(here, "4714|PENDING||0:00|1:00:00|N/A|N/A|||Resources")
     for job_id in ("4711", "4714"):
         assert "PENDING" in here("status", job_id).out
 
@@ -98,7 +98,7 @@ def test_what_follows_a_resumed_run_begins_at_its_next_attempt(here: CommandLine
     log = RunPaths(root=failed(here)).log(1, "node17")
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text("1700000000000000 0 o an old line\n")
-    queue(here, "4712|FAILED|n|1:00|1:00|1000|2000|NonZeroExitCode")
+    queue(here, "4712|FAILED|n|1:00|1:00|1000|2000|||NonZeroExitCode")
     assert "an old line" in here("logs", "4711", "-a").out
     here.program("sbatch", "echo 4712")
     said = here("resume", "4711", "--follow")
@@ -144,7 +144,7 @@ def test_a_run_whose_chain_goes_on_is_refused(here: CommandLine) -> None:
     root = failed(here)
     data = json.loads((root / "job.json").read_text()) | {"chained_job_ids": ["4712"]}
     (root / "job.json").write_text(json.dumps(data))
-    queue(here, FAILED, "4712|PENDING||0:00|1:00:00|N/A|N/A|Dependency")
+    queue(here, FAILED, "4712|PENDING||0:00|1:00:00|N/A|N/A|||Dependency")
     said = here("resume", "4711")
     assert said.code == 2
     assert "error: job 4712 is the next in a chain and will continue the run" in said.err
@@ -384,7 +384,7 @@ def test_a_job_that_cannot_be_released_is_taken_back_and_nothing_changes(here: C
     root = failed(here, "--set", "slurm.hold=true", "train.py")
     before = (root / "plan.json").read_bytes()
     here.program("scontrol", "echo 'Access/permission denied' >&2; exit 1")
-    known = "4714|CANCELLED||0:00|1:00:00|N/A|N/A|None"
+    known = "4714|CANCELLED||0:00|1:00:00|N/A|N/A|||None"
     here.program("squeue", f"[[ $* == *4714* ]] && echo '{known}' || echo '{FAILED}'")
     said = here("resume", "4711", "--time", "60")
     assert said.code == 1

@@ -33,7 +33,7 @@ Waits = Callable[..., None]
 @pytest.fixture
 def waits(here: CommandLine) -> Waits:
     def put(reason: str, limit: str = "2:00:00", nodes: int = 8, partition: str = "main") -> None:
-        row = f"4711|PENDING||0:00|{limit}|N/A|N/A|{reason}|{partition}|{nodes}"
+        row = f"4711|PENDING||0:00|{limit}|N/A|N/A|{partition}|{nodes}|{reason}"
         queue(here, row)
         here.program("sinfo", f"echo '{SINFO}'")
         here.program("scontrol", f"echo '{RESERVATION}'")
@@ -77,7 +77,7 @@ def test_submit_warns_of_a_job_that_will_not_start(
     here: CommandLine, reason: str, *, is_told: bool
 ) -> None:
     here.slurm()
-    row = f"4712|PENDING||0:00|1:00|N/A|N/A|{reason}|main|50"
+    row = f"4712|PENDING||0:00|1:00|N/A|N/A|main|50|{reason}"
     here.program("sinfo", f"echo '{SINFO}'")
     here.program("squeue", f"echo '{row}'")
     here.program("sbatch", "echo 4712")

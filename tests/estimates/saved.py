@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from clusterrun.estimates.activations import Arithmetic
+from clusterrun.estimates.memory import Arithmetic
 
 
 def really_saved(

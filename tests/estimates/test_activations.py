@@ -11,9 +11,9 @@ import pytest
 
 from clusterrun.advice import count
 from clusterrun.config.choices import Strategy
-from clusterrun.estimates import activations, memory
-from clusterrun.estimates.activations import Arithmetic, saved_bytes
+from clusterrun.estimates import memory
 from clusterrun.estimates.inputs import GIB, Model, Setup, total
+from clusterrun.estimates.memory import Arithmetic, saved_bytes
 from clusterrun.estimates.models import BUILT_IN
 from tests.estimates.golden import TABLES
 from tests.estimates.saved import really_saved
@@ -33,7 +33,7 @@ def _setup(model: Model, arithmetic: Arithmetic, **facts: Any) -> Setup:
 
 
 def _sizes(setup: Setup) -> dict[str, int]:
-    return {term.name: term.bytes for term in activations.terms(setup)}
+    return {term.name: term.bytes for term in memory.activation_terms(setup)}
 
 
 # Published for Llama 3.1 8B: one sequence of 32768 tokens in bf16
@@ -246,7 +246,7 @@ def test_blocks_of_other_families_and_experts_save_no_more_and_hardly_less(
 def test_a_checkpointed_block_saves_its_input() -> None:
     for arithmetic in Arithmetic:
         kept = _measured("llama", 1792, 2, arithmetic, checkpointed=True)
-        assert kept == pytest.approx(activations.CHECKPOINT[arithmetic], rel=0.01)
+        assert kept == pytest.approx(memory.CHECKPOINT[arithmetic], rel=0.01)
 
 
 # The peak of all live tensors of two whole steps, on tensors without data, in true sizes

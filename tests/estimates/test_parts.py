@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterrun.config.choices import Strategy
-from clusterrun.estimates import activations, memory
+from clusterrun.estimates import memory
 from clusterrun.estimates.estimate import wrong_sizes
 from clusterrun.estimates.gpus import find
 from clusterrun.estimates.inputs import Model, Setup
@@ -74,9 +74,9 @@ def test_what_a_block_saves_under_tensor_parallel_is_as_megatrons_paper_divides_
     for model in (gpt, llama):
         asked = replace(setup(), model=model)
         split = replace(setup(tensor=4), model=model)
-        before, after = (activations.saved_bytes(x.of_gpu) for x in (asked, split))
-        blocks = activations.GATED if model.gated else activations.UNGATED
-        kept = blocks.fixed[activations.Arithmetic.HALF]
+        before, after = (memory.saved_bytes(x.of_gpu) for x in (asked, split))
+        blocks = memory.GATED if model.gated else memory.UNGATED
+        kept = blocks.fixed[memory.Arithmetic.HALF]
         assert after == pytest.approx(kept + (before - kept) / 4)
     assert kept / before < PAPER_WHOLE / PAPER_KEPT  # a norm saves more than fused ones did
 

@@ -83,7 +83,7 @@ def test_what_is_recommended_fits_and_the_fastest_comes_first(case: tuple[Questi
 @pytest.mark.parametrize("nodes", [1, 16])
 def test_whole_nodes_with_nvlink_offload_only_what_fits_no_other_way(nodes: int) -> None:
     names = ("gpt2-xl", "llama-3.1-8b", "llama-2-13b", "llama-2-70b")
-    for gpu in (x for x in gpus.ALL if x.fabric >= 200e9):
+    for gpu in (x for x in gpus.ALL if x.fabric >= 200):
         precision, compared = gpus.precision_of(gpu), set()
         for name, batch in product(names, (1, 16)):
             asked_for = question(model=BUILT_IN[name], gpu=gpu, nodes=nodes, precision=precision)

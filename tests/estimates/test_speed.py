@@ -26,9 +26,7 @@ from clusterrun.estimates.speed import (
     Scaling,
     filled,
     flops_per_token,
-    links_of,
     pass_seconds,
-    peak_flops,
     segments,
     step_cost,
     step_time,
@@ -42,7 +40,7 @@ SETUP = Setup(model=LLAMA, nodes=4, procs_per_node=8, seq_len=4096)
 
 def timed(setup: Setup, gpu: Gpu, *, mfu: float = MFU) -> Duration:
     """Estimate a step over the card's own links."""
-    return step_time(setup, gpu, links_of(gpu, setup.procs_per_node), mfu=mfu)
+    return step_time(setup, gpu, Question(setup=setup).links(gpu), mfu=mfu)
 
 
 def test_attention_is_an_eighth_of_the_work_of_8b_at_4096() -> None:
@@ -111,9 +109,8 @@ def test_a_tiny_transformer_takes_the_time_of_its_launches() -> None:
 
 
 def test_a_precision_that_the_card_lacks_is_refused() -> None:
-    assert peak_flops(find("v100"), "fp16") == 125e12
     with pytest.raises(UsageError, match="V100-16G does not compute in bf16") as refused:
-        peak_flops(find("v100"), "bf16")
+        timed(SETUP, find("v100"))
     assert refused.value.hints == ("pass --mixed-precision fp16 or auto",)
 
 
@@ -167,7 +164,7 @@ def test_links_are_those_of_the_card_and_the_network() -> None:
         ("h100", Network.ETHERNET, 360, 2.8125),
         ("nvidia_a100_80gb_pcie", Network.AUTO, 15.75, 11.25),
     ]:
-        found = links_of(find(card), 8, network=network)
+        found = Question(setup=SETUP, network=network).links(find(card))
         speeds = found.within_node / 1e9, found.between_nodes / 1e9
         assert speeds == pytest.approx((within, between)), card
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,35 +14,41 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from clusterrun.config.choices import Optimizer
+from clusterrun.estimates.estimate import Question, Steps, count_steps
 from clusterrun.estimates.inputs import Setup
 from clusterrun.estimates.models import BUILT_IN
-from clusterrun.estimates.steps import accelerate_steps, batches_per_rank, repeated_samples, scaled
+from clusterrun.estimates.steps import scaled
 
 SAMPLES = st.integers(1, 400)
 BATCH = st.integers(1, 17)
 ACCUMULATION = st.integers(1, 9)
 WORLD = st.integers(1, 9)
+GPT2 = Setup(model=BUILT_IN["gpt2"])
+
+
+def counted(samples: int, micro_batch: int, accumulation: int, world: int) -> Steps:
+    setup = replace(GPT2, micro_batch=micro_batch, accumulation=accumulation, procs_per_node=world)
+    return count_steps(Question(setup=setup, samples=samples))
 
 
 # The numbers of the guides.
 
 
 def test_32_samples_3_passes_and_2_gpus_are_a_batch_of_192() -> None:
-    setup = Setup(model=BUILT_IN["gpt2"], micro_batch=32, accumulation=3, procs_per_node=2)
-    assert setup.effective_batch == 192
+    assert replace(GPT2, micro_batch=32, accumulation=3, procs_per_node=2).effective_batch == 192
 
 
 def test_ten_million_samples_have_52083_full_steps_and_accelerate_runs_one_more() -> None:
-    assert 10_000_000 // 192 == 52_083
-    assert batches_per_rank(10_000_000, 32, 2) == 156_250
-    assert accelerate_steps(10_000_000, 32, 3, 2) == 52_084
+    found = counted(10_000_000, 32, 3, 2)
+    assert (found.full_per_epoch, found.accelerate_per_epoch, found.repeated) == (52_083, 52_084, 0)
 
 
 def test_steps_shrink_with_the_gpus_while_samples_stay() -> None:
-    ran = [accelerate_steps(29_500, 4, 1, world) for world in (1, 2, 4, 8)]
+    ran = [counted(29_500, 4, 1, world).accelerate_per_epoch for world in (1, 2, 4, 8)]
     assert ran == [7375, 3688, 1844, 922]
-    assert accelerate_steps(2_500, 8, 8, 1) == 40
-    assert (accelerate_steps(200, 8, 4, 8), repeated_samples(200, 8, 8)) == (1, 56)
+    assert counted(2_500, 8, 8, 1).accelerate_per_epoch == 40
+    found = counted(200, 8, 4, 8)
+    assert (found.accelerate_per_epoch, found.repeated) == (1, 56)
 
 
 # Against a loader that deals out batches one by one, as accelerate's documentation says.
@@ -75,12 +82,10 @@ def test_the_formulas_agree_with_batches_dealt_out_by_hand(
     samples: int, micro_batch: int, accumulation: int, world: int
 ) -> None:
     ranks = _dealt(samples, micro_batch, world)
-    assert {len(batches) for batches in ranks} == {batches_per_rank(samples, micro_batch, world)}
-    assert _optimizer_steps(len(ranks[0]), accumulation) == accelerate_steps(
-        samples, micro_batch, accumulation, world
-    )
+    ran = {_optimizer_steps(len(batches), accumulation) for batches in ranks}
     seen = sum(len(batch) for batches in ranks for batch in batches)
-    assert repeated_samples(samples, micro_batch, world) == seen - samples
+    found = counted(samples, micro_batch, accumulation, world)
+    assert (ran, seen - samples) == ({found.accelerate_per_epoch}, found.repeated)
 
 
 # Against accelerate itself.
@@ -137,11 +142,11 @@ def test_accelerates_own_loaders_run_as_many_steps_on_every_rank(
     ranks = [
         _run_by_accelerate(accelerator, samples, micro_batch, world, rank) for rank in range(world)
     ]
-    expected = accelerate_steps(samples, micro_batch, accumulation, world)
-    assert {found for _, found in ranks} == {expected}
+    expected = counted(samples, micro_batch, accumulation, world)
+    assert {found for _, found in ranks} == {expected.accelerate_per_epoch}
     seen = [sample for part, _ in ranks for sample in part]
     assert set(seen) == set(range(samples))
-    assert len(seen) - samples == repeated_samples(samples, micro_batch, world)
+    assert len(seen) - samples == expected.repeated
 
 
 @pytest.mark.long
@@ -179,7 +184,8 @@ def test_the_trainer_of_transformers_runs_as_many_steps(
     rows = [{"x": torch.tensor([float(i)]), "labels": torch.zeros(1)} for i in range(samples)]
     trainer = Trainer(model=Squares(), args=asked, train_dataset=rows)
     trainer.train()
-    per_epoch = accelerate_steps(samples, micro_batch, accumulation, 1)
+    per_epoch = counted(samples, micro_batch, accumulation, 1).accelerate_per_epoch
+    assert per_epoch is not None
     assert trainer.state.global_step == math.ceil(per_epoch * epochs)
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from clusterrun.config.choices import Optimizer
 from clusterrun.config.load import load_spec
 from clusterrun.estimates import steps
+from tests.estimates.test_steps import counted
 from tests.examples.guides import commands, load
 from tests.examples.worlds import EXAMPLES, asked_to_leave, train
 from tests.readme import run
@@ -40,8 +41,8 @@ def test_steps_and_repeats_are_those_of_the_plan(
     stage = scaling.Stage(samples=samples, batch=batch, ranks=ranks, accumulation=passes)
     assert stage.effective_batch == batch * passes * ranks
     assert stage.full_steps == samples // stage.effective_batch
-    assert stage.steps == steps.accelerate_steps(samples, batch, passes, ranks)
-    assert stage.repeated == steps.repeated_samples(samples, batch, ranks)
+    found = counted(samples, batch, passes, ranks)
+    assert (stage.steps, stage.repeated) == (found.accelerate_per_epoch, found.repeated)
 
 
 @given(st.integers(1, 400), st.integers(1, 8), st.integers(1, 8), st.integers(1, 4))

@@ -13,19 +13,19 @@ import pytest
 
 from clusterrun.backends.slurm import site as slurm
 from clusterrun.cli.doctor import pages as explained
-from clusterrun.health import checks as own
 from clusterrun.health import (
-    compare,
+    checks,
+    examine,
     gpus,
     machine,
+    node,
     paths,
-    together,
     toolchain,
     trial,
 )
-from clusterrun.health.checks import clock, pages
-from clusterrun.health.node import Needs, all_looks, quick_looks
-from clusterrun.shared import descriptors
+from clusterrun.health.checks import clock
+from clusterrun.health.node import Needs, all_looks, pages, quick_looks
+from clusterrun.shared import files
 from clusterrun.verbs import doctor
 from tests.checkout import ROOT
 
@@ -45,7 +45,7 @@ def seconds(number: float) -> str:
     return f"{number:g} s"
 
 
-LEAST: Final = inspect.signature(together.slow).parameters["least"].default
+LEAST: Final = inspect.signature(trial.slow).parameters["least"].default
 # What the pages say of the numbers, and words with digits in them that are no limits of ours.
 NUMBERS: Final = {
     "cuda.driver": [
@@ -68,16 +68,16 @@ NUMBERS: Final = {
         f"{machine.FEWEST_FILES} files",
         f"{machine.LEAST_FILES:,}",
         f"{machine.FILES_OF_RANK} for each rank",
-        f"{descriptors.SPARE} above",
+        f"{files.SPARE} above",
     ],
     "node.tmp": [
         f"{size(paths.SCRATCH_BYTES[0])} or {paths.SCRATCH_INODES[0]} inodes",
         f"{size(paths.SCRATCH_BYTES[1])} or {paths.SCRATCH_INODES[1]:,} inodes",
     ],
     "node.clock": [seconds(clock.CLOCK_S)],
-    "node.compute": [seconds(trial.COMPUTE_S), share(LEAST), share(together._LEAST_OF_TWO)],
+    "node.compute": [seconds(trial.COMPUTE_S), share(LEAST), share(trial._LEAST_OF_TWO)],
     "net.reduce": [seconds(trial.TIMEOUT_S)],
-    "same.hardware": [share(compare._CLOSE)],
+    "same.hardware": [share(examine._CLOSE)],
 }
 
 
@@ -102,7 +102,7 @@ def test_each_check_of_nodes_has_a_page() -> None:
     domains = "|".join({name.partition(".")[0] for name in pages()})
     of_code = {x for x in texts if isinstance(x, str) and re.fullmatch(rf"({domains})\.\w+", x)}
     assert of_code - set(pages()) == set()
-    of_code |= {f"same.{group}" for group in compare.HINTS}
+    of_code |= {f"same.{group}" for group in examine.HINTS}
     assert set(pages()) - set(OF_THIS_MACHINE) == of_code - set(OF_THIS_MACHINE)
 
 
@@ -121,15 +121,15 @@ def test_each_page_is_complete() -> None:
 def test_a_file_adds_a_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is run by doctor, on nodes and in the preflight, and is explained and documented."""
     (tmp_path / "mine.py").write_text(
-        "from clusterrun.health.checks import CheckPage, check\n"
+        "from clusterrun.health.node import CheckPage, check\n"
         "from clusterrun.shared.finding import fail\n\n"
         'page = CheckPage(looks_at="a thing", fails="it is bad", why="It ends.", fix=["mend it"])\n'
         '@check("node.mine", page, is_quick=True)\n'
         "def mine(needs):\n"
         '    return fail("node.mine", f"bad in {needs.runs}", "mend it")\n'
     )
-    monkeypatch.setattr(own, "_CHECKS", dict(own.own_checks()))
-    monkeypatch.setattr(own, "__path__", [*own.__path__, str(tmp_path)])
+    monkeypatch.setattr(node, "_CHECKS", dict(node.own_checks()))
+    monkeypatch.setattr(checks, "__path__", [*checks.__path__, str(tmp_path)])
     needs = Needs(runs=tmp_path)
     for looks in (quick_looks(needs), all_looks(needs)):
         assert str(looks["node.mine"]()) == f"node.mine: bad in {tmp_path}; hint: mend it"

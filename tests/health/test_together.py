@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterrun.health import compare, trial
-from clusterrun.health.compare import differences, merged, to_exclude
+from clusterrun.health import examine, trial
+from clusterrun.health.examine import differences, merged, to_exclude
 from clusterrun.health.machine import facts
-from clusterrun.health.together import OF_ALL, NodeReport, of_group, of_nodes, slow
+from clusterrun.health.trial import OF_ALL, NodeReport, of_group, of_nodes, slow
 from clusterrun.shared.finding import BAD, Finding, Severity, fail, note, ok, skip
 from clusterrun.shared.state import JobState
-from clusterrun.verbs.smoke import Smoke, findings
+from clusterrun.verbs.doctor import Smoke, findings
 
 NODES = ("n1", "n2", "n3", "n4")
 REPORTS = {
@@ -220,7 +220,7 @@ def test_this_machine_agrees_with_itself() -> None:
     found = facts({"driver": "560.35"})
     checks = differences({"n1": found, "n2": found})
     assert {each.severity for each in checks} == {Severity.OK}
-    assert {each.id for each in checks} == {f"same.{group}" for group in compare.HINTS}
+    assert {each.id for each in checks} == {f"same.{group}" for group in examine.HINTS}
     assert all(found.values())
 
 

@@ -26,10 +26,10 @@ from clusterrun.node.conductor.agents import Agents
 from clusterrun.node.conductor.conductor import Conductor
 from clusterrun.node.conductor.host import Host, Signals
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.plan import read_plan
+from clusterrun.rundir.reading import read_plan
 from clusterrun.rundir.record import JobRecord, register_run
 from clusterrun.shared.files import read_json, write_whole
-from clusterrun.shared.job_id import JobId
+from clusterrun.shared.state import JobId
 from clusterrun.shared.typed import decoded
 
 QUEUE = Path(os.environ.get("FILES_QUEUE", "/nowhere"))

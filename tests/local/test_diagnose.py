@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from clusterrun.health.cgroup import own_group
+from clusterrun.health.machine import own_group
 from tests.local.test_main_road_local import FOUR
 from tests.namespaces import small_disk
 from tests.patience import wait_for

@@ -33,7 +33,7 @@ subprocess.run(sys.argv[1:], check=True)
 """
 # Of the job, the process or the place on the network: different in any two jobs.
 OWN = {
-    *("CLUSTERRUN_AGENT_PID", "CLUSTERRUN_LAUNCHER_PID", "CLUSTERRUN_LOCAL_JOB_ID"),
+    *("CLUSTERRUN_LAUNCHER_PID", "CLUSTERRUN_LOCAL_JOB_ID"),
     "CLUSTERRUN_STORE_PORT",
     *("CLUSTERRUN_JOB_ID", "CLUSTERRUN_RUN_DIR", "CLUSTERRUN_CHECKPOINT_DIR", "CLUSTERRUN_SPOOL"),
     *("CLUSTERRUN_STARTED", "CLUSTERRUN_GIVEN", "MASTER_PORT", "NCCL_DEBUG_FILE", "PET_RDZV_ID"),

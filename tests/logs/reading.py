@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from clusterrun.logformat.lines import LogLine, Stream, parse_line
 from clusterrun.logs import merge
 from clusterrun.logs import sources as sources_module
-from clusterrun.logs import tail as newest_module
 from clusterrun.logs.sources import FileKind, LogFile, Source
 from clusterrun.shared.hostlist import natural_key
 from tests.logs.corpus import T0, raw
@@ -42,7 +41,7 @@ def whole(
 
 
 def newest(sources: Iterable[Source], count: int) -> Iterable[LogLine]:
-    return list(newest_module.find_newest(sources, count))
+    return list(merge.find_newest(sources, count))
 
 
 def last(lines: Sequence[LogLine], count: int) -> list[LogLine]:
@@ -70,9 +69,8 @@ def blocks_of(size: int, held_bytes: int = 1 << 26) -> Iterator[None]:
             (merge, "_MAX_BLOCK_BYTES", size),
             (merge, "_MAX_SKIP_BYTES", 4 * size),
             (merge, "MAX_HELD_BYTES", held_bytes),
-            (newest_module, "_FIRST_BYTES", size),
-            (newest_module, "_BLOCK_BYTES", 2 * size),
-            (newest_module, "_MAX_BLOCK_BYTES", 4 * size),
+            (merge, "_FIRST_BYTES", size),
+            (merge, "_BLOCK_BYTES", 2 * size),
             (sources_module, "_LOOK_BYTES", size),
         ):
             stack.enter_context(patch.object(module, name, value))

@@ -17,7 +17,7 @@ from unittest import mock
 
 import pytest
 
-from clusterrun.backends.local.backend import boot_id, identity
+from clusterrun.backends.local.backend import identity
 from clusterrun.cli.main import main
 from clusterrun.config.choices import Cluster
 from clusterrun.rundir import record as records
@@ -53,7 +53,6 @@ class LogsCommand:
             "pid": os.getpid(),
             "identity": identity(os.getpid()),
             "host": socket.gethostname(),
-            "boot_id": boot_id(),
             "started_at": time.time() - seconds_ago,
         }
         self.paths.controller.write_text(json.dumps(controller))

@@ -22,7 +22,7 @@ class Joined(View):
     """A view, and the lines that it has shown since it was last asked."""
 
     def __init__(self, *, exact: bool = False) -> None:
-        super().__init__(lambda text: None, exact=exact)
+        super().__init__(write=lambda text: None, exact=exact)
         self._shown: list[LogLine] = []
 
     def _show_line(self, line: LogLine) -> None:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from clusterrun.logformat.lines import LINE_BYTES, STAMPED, LogLine, Stream, parse_line
 from clusterrun.logformat.literals import required_literals
 from clusterrun.logs.merge import find_stretches
-from clusterrun.node.forward.spool import HELD_S
-from clusterrun.node.forward.stamp import split_pieces, stamp
+from clusterrun.node.forward.logfile import stamp
+from clusterrun.node.forward.spool import HELD_S, split_pieces
 from clusterrun.rundir.paths import RunPaths
 from tests.logs.corpus import everything, line, raw, write_log
 from tests.logs.reading import contents

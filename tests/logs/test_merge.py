@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from clusterrun.logformat.lines import LogLine, Stream
 from clusterrun.logs import merge
-from clusterrun.logs import tail as newest_module
 from clusterrun.logs.merge import merge_sources
 from clusterrun.logs.sources import FileKind, OpenFiles
 from tests.logs.corpus import T0, raw, texts
@@ -133,8 +132,7 @@ _READ_ALL = """
 import resource, sys
 from pathlib import Path
 from clusterrun.logs.sources import FileKind, LogFile
-from clusterrun.logs.merge import merge_sources
-from clusterrun.logs.tail import find_newest
+from clusterrun.logs.merge import find_newest, merge_sources
 from clusterrun.logs.sources import Source
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 if sys.argv[2] == "few":
@@ -267,12 +265,12 @@ def test_a_file_that_shrank_gives_what_is_left(tmp_path: Path) -> None:
 def test_no_more_may_be_read_than_can_be_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(newest_module, "MAX_HELD_BYTES", 100_000)
+    monkeypatch.setattr(merge, "MAX_HELD_BYTES", 100_000)
     lines = [raw(T0 + i, 0, "o", f"{i} " + "x" * 1000) for i in range(1000)]
     source = whole(write(tmp_path, "n1", b"".join(lines)))
-    tail = newest_module.find_newest([source], 500)
+    tail = merge.find_newest([source], 500)
     found = list(tail)
-    assert tail.cut == newest_module.Cut.LINES | newest_module.Cut.FULL
+    assert tail.cut == merge.Cut.LINES | merge.Cut.FULL
     assert 50 < len(found) < 200
     assert found == list(merge_sources([source]))[-len(found) :]
-    assert newest_module.find_newest([source], 10).cut == newest_module.Cut.LINES
+    assert merge.find_newest([source], 10).cut == merge.Cut.LINES

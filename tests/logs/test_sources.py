@@ -26,7 +26,7 @@ from clusterrun.logs.sources import (
     sources_of,
 )
 from clusterrun.node.forward.logfile import NodeLog as AgentLog
-from clusterrun.node.forward.stamp import Piece
+from clusterrun.node.forward.spool import Piece
 from clusterrun.rundir.attempt import amend_attempt
 from clusterrun.rundir.paths import RunPaths
 from tests.logs.corpus import T0, choose_sources, raw, texts, write_log

@@ -13,8 +13,7 @@ import pytest
 from clusterrun.config.choices import Cluster
 from clusterrun.launch.plan import Plan
 from clusterrun.node.base.causes import Ending, Failure, NodeError, cancelled, lost_node
-from clusterrun.node.recovery.account import Account
-from clusterrun.node.recovery.conclude import conclude, past
+from clusterrun.node.recovery.conclude import Account, conclude, past
 from clusterrun.node.recovery.rules import LOSSES, Decision
 from clusterrun.rundir.attempt import amend_attempt, read_attempt, take_attempt
 from clusterrun.rundir.outcome import Cause, Next, Outcome, Reason, write_outcome

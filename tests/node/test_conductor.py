@@ -23,9 +23,8 @@ from clusterrun.node.conductor.conductor import Conductor
 from clusterrun.node.conductor.host import Host
 from clusterrun.node.recovery.rules import Decision
 from clusterrun.rundir.attempt import take_attempt
-from clusterrun.rundir.outcome import Next, read_end
+from clusterrun.rundir.outcome import Next, Reason, read_end, read_request
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.request import Reason, read_request
 from clusterrun.shared.state import JobState
 from tests.launch.samples import on_slurm
 
@@ -63,7 +62,7 @@ class FakeAgents(Agents):
 
     def __init__(self) -> None:
         self.found: Ending | None = None
-        self._leading = self._thread = None
+        self._leader = self._running = self._thread = None
         self.deeds: list[int] = []  # the attempts that agents at rest were given; 0: to leave
         self.is_met = False
         self.begin(0)

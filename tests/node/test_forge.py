@@ -18,8 +18,8 @@ import pytest
 from clusterrun.config.choices import Launcher
 from clusterrun.errors import NodeExit
 from clusterrun.node.forge import project, ranks
-from clusterrun.node.forge.preload import Closed
-from clusterrun.rundir.startup import read_start
+from clusterrun.node.forge.ranks import Closed
+from clusterrun.rundir.events import read_start
 from tests.health.stand_in import stand_in
 from tests.node.jobs import ROOT, STUB, AgentJob
 from tests.patience import wait_for
@@ -39,16 +39,16 @@ REFUSED = {
     "import _thread, time; _thread.start_new_thread(time.sleep, (9,))": (
         "bad starts threads, which a fork lacks"
     ),
-    "import clusterrun.node.forge.preload as p; p.DEVICES = ('/dev/zero',);"
+    "import clusterrun.node.forge.ranks as p; p.DEVICES = ('/dev/zero',);"
     "opened = open('/dev/zero')": "bad opens /dev/zero",
     "import sys, types; torch = sys.modules['torch'] = types.ModuleType('torch');"
     "torch.cuda = types.SimpleNamespace(is_initialized=lambda: True)": "bad initialises CUDA",
 }
 PRELOADS = """
-from clusterrun.node.forge import preload
+from clusterrun.node.forge import ranks
 try:
-    preload.preload(["bad"], lambda _: None)
-except preload.Closed as closed:
+    ranks.preload(["bad"], lambda _: None)
+except ranks.Closed as closed:
     print(closed)
 """
 
@@ -69,7 +69,9 @@ def lib(path: Path, imported: str, **sources: str) -> str:
     `imported` is the one that the forge imports, in place of those that ranks need for a strategy.
     """
     (path / "lib").mkdir()
-    imports = f"import clusterrun.node.forge.preload as p; p.of_ranks = lambda *_: ({imported!r},)"
+    imports = (
+        f"import clusterrun.node.forge.ranks as p; p.imports_of_all = lambda *_: ({imported!r},)"
+    )
     sources["sitecustomize"] = f"{imports}\n{sources.get('sitecustomize', '')}"
     for name, source in sources.items():
         (path / "lib" / f"{name}.py").write_text(source)
@@ -309,14 +311,14 @@ def show(what):
 
 cuda = sys.modules["torch.cuda"] = types.ModuleType("torch.cuda")
 cuda._device_count_nvml, cuda._is_compiled = count, lambda: True
-from clusterrun.node.forge import preload
-with preload.nvml_kept_out():
+from clusterrun.node.forge import ranks
+with ranks.nvml_kept_out():
     import pynvml
     pynvml.nvmlInit()
     found = cuda._device_count_nvml()
 show(f"forge: {found}")
 if os.fork() == 0:
-    preload.start_nvml()
+    ranks.start_nvml()
     show(f"rank: {cuda._device_count_nvml()}")
     os._exit(0)
 os.wait()

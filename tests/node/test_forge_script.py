@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun.node.forge import preload
+from clusterrun.node.forge import ranks
 from clusterrun.node.forge.project import Changes, ProjectFiles, RankStart, directories, read_early
 from tests.node.jobs import STUB
 from tests.node.test_forge import FRESH, HELLO, ROOT, Make
@@ -124,9 +124,9 @@ def test_what_a_rank_has_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_more_is_imported_only_if_the_next_attempt_stays_like_this_one() -> None:
     program = """
 import socket, sys
-from clusterrun.node.forge import preload, process
+from clusterrun.node.forge import process, ranks
 process.IDLE_S = 0.01
-preload.between_attempts = lambda: ("colorsys",)
+ranks.between_attempts = lambda: ("colorsys",)
 plan = {"strategy": "ddp", "entry": ["train.py"]}
 agent, end = socket.socketpair()
 forge = process.ForgeProcess(end, plan, is_alone=True)
@@ -205,6 +205,6 @@ def test_a_module_or_a_directory_is_read_as_a_script_is(
 def test_deepspeed_is_imported_for_a_script_that_imports_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(preload.importlib.util, "find_spec", lambda name: name == "deepspeed")
-    assert preload.of_ranks("ddp", ["alpha", "deepspeed"]) == ("deepspeed",)
-    assert preload.of_ranks("ddp", ["alpha"]) == ()
+    monkeypatch.setattr(ranks.importlib.util, "find_spec", lambda name: name == "deepspeed")
+    assert ranks.imports_of_all("ddp", ["alpha", "deepspeed"]) == ("deepspeed",)
+    assert ranks.imports_of_all("ddp", ["alpha"]) == ()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import json
 import os
 import re
 import tarfile
@@ -10,15 +12,18 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from clusterrun.node.forward.forward import Forwarder, Limits
+from clusterrun.node.base.identity import Attempt
+from clusterrun.node.forward.forward import Forwarder
 from clusterrun.node.forward.spool import Spool
+from clusterrun.node.link.member import Clock
 from clusterrun.rundir.paths import RunPaths
+from tests.launch.samples import on_slurm
+from tests.node.jobs import who
 from tests.patience import wait_for
 
 LINE = re.compile(rb"(\d{16}) (\d+|-) ([oeaOElLgz]) (.*)", re.DOTALL)
@@ -28,9 +33,14 @@ def log_path(root: Path) -> Path:
     return root / "logs" / "a1" / "n1.log"
 
 
-def forwarder(root: Path, **options: Any) -> Forwarder:
+PLAN = on_slurm(gpus_per_node=1)
+
+
+def forwarder(root: Path, **limits: int) -> Forwarder:
     (root / "spool").mkdir(exist_ok=True)
-    return Forwarder(Spool(root=root / "spool"), RunPaths(root=root), 1, "n1", **options)
+    plan = dataclasses.replace(PLAN, **limits)
+    attempt = Attempt(plan=plan, paths=RunPaths(root=root), number=1, who=who(0, "n1"))
+    return Forwarder(attempt, Spool(root=root / "spool"), Clock())
 
 
 def read_log(root: Path) -> Iterator[tuple[int, str, str, bytes]]:
@@ -78,14 +88,15 @@ def test_all_files_of_the_spool_are_forwarded_to_the_end(tmp_path: Path) -> None
     (spool / "whole").rename(spool / "rank_0.error.json")
     (spool / "something else").write_text("no")
     thread.say("two\nlines")
-    thread.event({"type": "started"})
+    thread.event("started")
     assert thread.finish(20)
     lines = (tmp_path / "logs" / "a1" / "n1.log").read_bytes().split(b"\n")[:-1]
     parts = [tuple(line.split(b" ", 3)[1:]) for line in lines]
     assert {(b"0", b"o", b"a"), (b"0", b"O", b"b"), (b"-", b"l", b"torch says")} <= set(parts)
     assert {(b"-", b"a", b"two"), (b"-", b"a", b"lines")} <= set(parts)
     assert sum(len(text) for rank, _, text in parts if rank == b"10") == 3_000_000
-    assert (tmp_path / "events" / "n1.jsonl").read_text() == '{"type": "started"}\n'
+    event = json.loads((tmp_path / "events" / "n1.jsonl").read_text())
+    assert (event["type"], event["node"], event["attempt"]) == ("started", "n1", 1)
 
 
 def test_what_ranks_leave_beside_their_output_comes_home_as_a_file_a_node(tmp_path: Path) -> None:
@@ -142,7 +153,7 @@ def _raise(failures: list[ValueError]) -> None:
 
 
 def test_all_is_counted_that_is_left_when_a_disk_stays_full(tmp_path: Path) -> None:
-    thread = forwarder(tmp_path, limits=Limits(spool_bytes=5_000_000))
+    thread = forwarder(tmp_path, log_spool_bytes=5_000_000)
     make_full(tmp_path)
     spool = tmp_path / "spool"
     (spool / "rank_0.out").write_bytes(b"x" * 99 + b"\n")
@@ -240,7 +251,7 @@ def test_space_is_given_back_while_the_rank_goes_on(tmp_path: Path) -> None:
 
 
 def test_more_than_may_wait_is_dropped_from_the_largest_and_counted(tmp_path: Path) -> None:
-    thread = forwarder(tmp_path, limits=Limits(spool_bytes=80_000))
+    thread = forwarder(tmp_path, log_spool_bytes=80_000)
     large, small = (b"x" * 99 + b"\n") * 1000, b"y" * 99 + b"\n"
     (tmp_path / "spool" / "rank_0.out").write_bytes(large)
     (tmp_path / "spool" / "rank_1.out").write_bytes(small)
@@ -258,7 +269,7 @@ def test_more_than_may_wait_is_dropped_from_the_largest_and_counted(tmp_path: Pa
 def test_the_reason_of_a_gap_is_that_of_the_disk(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    thread, log = forwarder(tmp_path, limits=Limits(spool_bytes=10_000)), make_full(tmp_path)
+    thread, log = forwarder(tmp_path, log_spool_bytes=10_000), make_full(tmp_path)
     thread.say("hello")
     thread.start()
     wait_for(lambda: "No space left on device" in capfd.readouterr().err)
@@ -290,8 +301,8 @@ def test_what_is_given_and_what_is_lost_add_up_on_a_disk_that_was_full(
     is_capped: bool,
 ) -> None:
     root = tmp_path_factory.mktemp("node")
-    limits = Limits(spool_bytes=limit, lines_per_s=50 if is_capped else 0)
-    thread, log = forwarder(root, limits=limits), make_full(root)
+    limits = {"log_spool_bytes": limit, "log_lines_per_s": 50 if is_capped else 0}
+    thread, log = forwarder(root, **limits), make_full(root)
     written: dict[str, bytes] = defaultdict(bytes)
     thread.start()
     for i, (name, data) in enumerate(writes):

@@ -15,8 +15,8 @@ import pytest
 from clusterrun.diagnosis.table import Role, built_in
 from clusterrun.health.nvml import NvmlGpu
 from clusterrun.node.base import processes
-from clusterrun.node.watch import gpus
-from clusterrun.node.watch.gpus import Gpus
+from clusterrun.node.watch import notes
+from clusterrun.node.watch.notes import Gpus
 from tests.health.stand_in import StandIn, stand_in
 from tests.patience import patience
 
@@ -94,7 +94,7 @@ def test_a_gpu_that_fell_off_is_no_longer_listed(driver: StandIn, start: Start) 
 def test_memory_that_others_held_is_noted_but_not_what_ranks_use(
     driver: StandIn, start: Start, monkeypatch: pytest.MonkeyPatch, idle_s: float, is_noted: bool
 ) -> None:
-    monkeypatch.setattr(gpus, "IDLE_S", idle_s)
+    monkeypatch.setattr(notes, "IDLE_S", idle_s)
     driver.answer(gpu1_used=79123)
     line = "GPU 1 (0000:3c:00): 79123 of 81559 MiB were in use before the ranks started"
     found = start()

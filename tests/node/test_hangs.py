@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 
+from clusterrun.diagnosis.kinds import HINT_UNJOINED, HINT_WAITING, Unjoined
 from clusterrun.errors import NodeExit
 from clusterrun.node.base.causes import Failure
-from clusterrun.node.link.questions import Questions
-from clusterrun.node.watch import hangs, stacks
+from clusterrun.node.base.tasks import Tasks
+from clusterrun.node.link.head import Questions
+from clusterrun.node.watch import hangs
 from clusterrun.node.watch.hangs import EXTENSIONS, LOOK_MOST_S, PATIENCE, HangWatch, Progress
 from clusterrun.rundir.outcome import Cause
 from clusterrun.shared.control_page import ControlPage, Joining
-from clusterrun.shared.joined import HINT, HINT_WAITING, Unjoined
 
 Make = Callable[..., "HangingRanks"]
 
@@ -33,9 +34,9 @@ class TickingClock:
         return 5.0
 
 
-def place(rank: int, where: str, *, waits: bool = True) -> stacks.RankPlace:
+def place(rank: int, where: str, *, waits: bool = True) -> hangs.RankPlace:
     node = f"n{1 + rank // 2}"
-    return stacks.RankPlace(rank=rank, node=node, where=where, is_waiting=waits)
+    return hangs.RankPlace(rank=rank, node=node, where=where, is_waiting=waits)
 
 
 WAITING = [place(0, "train.py:9 in step"), place(1, "train.py:9 in step")]
@@ -48,16 +49,20 @@ class HangingRanks:
         self.clock, self.answer = clock, answer
         self.failures: list[Failure] = []
         self.calls = 0
-        self.places: Callable[[], list[stacks.RankPlace]] = lambda: WAITING
+        self.places: Callable[[], list[hangs.RankPlace]] = lambda: WAITING
         self.signs: Callable[[], int] = lambda: 0
         self.questions = Questions(self._send, lambda: {0, 1})
         self.watch = HangWatch(
-            floor_s=60, node="n1", questions=self.questions, failed=self.failures.append
+            floor_s=60,
+            node="n1",
+            questions=self.questions,
+            failed=self.failures.append,
+            tasks=Tasks(),
         )
 
     def _send(self, kind: str, **fields: Any) -> None:
         is_of_signs = fields["what"] == "signs"
-        own = {"signs": self.signs()} if is_of_signs else stacks.to_data(self.places())
+        own = {"signs": self.signs()} if is_of_signs else hangs.to_data(self.places())
         for node, answer in enumerate((own, self.answer)):
             if answer is not None:
                 message = {"question": fields["question"], **answer}
@@ -65,8 +70,8 @@ class HangingRanks:
 
     async def settle(self) -> None:
         """Let the tasks that were started come to their end."""
-        while len(self.watch._tasks):
-            await asyncio.wait(self.watch._tasks)
+        while running := [*self.watch.tasks]:
+            await asyncio.wait(running)
 
     async def idle(self, seconds: int) -> None:
         for _ in range(seconds):
@@ -85,7 +90,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Make:
     monkeypatch.setattr(hangs, "time", clock)
     monkeypatch.setattr(hangs, "AGAIN_S", 0.05)
     monkeypatch.setattr(hangs, "LEAVERS_LOOK_S", 0.001)
-    monkeypatch.setattr("clusterrun.node.link.questions.ANSWER_S", 0.1)
+    monkeypatch.setattr("clusterrun.node.link.head.REPLY_S", 0.1)
 
     def made(answer: dict[str, Any] | None = None) -> HangingRanks:
         return HangingRanks(clock, answer)
@@ -105,7 +110,7 @@ async def hung(scene: HangingRanks) -> Failure:
 
 async def test_the_rank_that_the_others_wait_for_is_named(make: Make) -> None:
     late = [place(2, "train.py:9 in step"), place(3, "data.py:3 in load", waits=False)]
-    failure = await hung(make(stacks.to_data(late)))
+    failure = await hung(make(hangs.to_data(late)))
     assert (failure.node, failure.rank, failure.where) == ("n2", 3, "data.py:3")
     assert (failure.code, failure.cause.value) == (int(NodeExit.HUNG), "hung")
     assert failure.message == (
@@ -122,7 +127,7 @@ async def test_a_rank_that_does_not_run_is_told_from_one_that_waits(
     make: Make, state: str, cause: Cause
 ) -> None:
     there = dataclasses.replace(place(3, "train.py:9 in step"), state=state)
-    assert (await hung(make(stacks.to_data([there])))).cause is cause
+    assert (await hung(make(hangs.to_data([there])))).cause is cause
 
 
 async def test_a_node_that_is_silent_is_said_and_the_others_are_heard(make: Make) -> None:
@@ -154,7 +159,7 @@ async def test_ranks_that_went_on_while_they_were_asked_do_not_hang(make: Make) 
     scene.call()
     await scene.idle(1)
     await scene.idle(300)
-    assert len(scene.watch._tasks) == 1
+    assert len([*scene.watch.tasks]) == 1
     scene.call()
     await scene.settle()
     assert scene.failures == []
@@ -169,7 +174,7 @@ async def test_ranks_that_get_on_without_a_step_are_given_more_time_but_not_for_
     scene.call()
     for _ in range(EXTENSIONS + 1):
         await scene.idle(100)
-        assert (scene.failures, len(scene.watch._tasks)) == ([], 1)
+        assert (scene.failures, len([*scene.watch.tasks])) == ([], 1)
         await scene.settle()
     assert len(scene.failures) == 1
 
@@ -195,7 +200,7 @@ async def test_ranks_that_outlive_others_may_save_but_not_do_nothing(
     make: Make, is_saving: bool
 ) -> None:
     late = [place(3, "train.py:99 in <module>", waits=False)]
-    scene, moved = make({**stacks.to_data(late), "signs": 7}), 0
+    scene, moved = make({**hangs.to_data(late), "signs": 7}), 0
 
     def signs() -> int:
         nonlocal moved
@@ -365,7 +370,7 @@ def test_a_rank_notes_on_the_page_how_far_it_is(tmp_path: Path) -> None:
 def test_what_people_read() -> None:
     two = Unjoined(running=2, waiting=0)
     assert two.text(2) == "2 of 2 ranks are running and none has joined a process group"
-    assert two.hint == HINT
+    assert two.hint == HINT_UNJOINED
     one = Unjoined(running=1, waiting=1)
     text = "1 of 4 ranks is running and none has joined a process group; 1 in init_process_group()"
     assert one.text(4) == text

@@ -15,14 +15,13 @@ import psutil
 import pytest
 
 from clusterrun.config.choices import Launcher
+from clusterrun.diagnosis.kinds import Unjoined
 from clusterrun.errors import NodeExit
-from clusterrun.node.conductor.agents import AgentsState
+from clusterrun.node.conductor.agents import Agents, AgentsState
 from clusterrun.node.conductor.leader import Leader
-from clusterrun.node.conductor.leading import Leading
 from clusterrun.node.link import head
 from clusterrun.node.watch import hangs, interruption
-from clusterrun.rundir.request import Reason, write_request
-from clusterrun.shared.joined import Unjoined
+from clusterrun.rundir.outcome import Reason, write_request
 from tests.node.jobs import ROOT, STUB, AgentJob
 from tests.patience import patience, wait_for
 from tests.road import SCRIPTS
@@ -144,7 +143,7 @@ def _hurried(monkeypatch: pytest.MonkeyPatch) -> Callable[[AgentJob], None]:
     monkeypatch.setattr(hangs, "AGAIN_S", seconds)
 
     def start(job: AgentJob) -> None:
-        change = f"from clusterrun.node.watch import stacks; stacks.ANSWER_S = {seconds}"
+        change = f"from clusterrun.node.watch import hangs; hangs.ANSWER_S = {seconds}"
         job.start(**changed_agents(job, change)).wait_for("ready", ranks(job))
 
     return start
@@ -219,8 +218,8 @@ def test_ranks_that_do_not_follow_those_that_ended_are_named(
 
 
 ORPHANS = (
-    "from clusterrun.node.recovery import lost_head\n"
-    "    lost_head.see_to_run = lambda attempt, loss, say: say('what follows is asked here')"
+    "from clusterrun.node.recovery import lost\n"
+    "    lost.see_to_run = lambda attempt, loss, say: say('what follows is asked here')"
 )
 
 
@@ -235,7 +234,7 @@ def test_a_node_that_loses_the_conductor_sees_to_what_follows(
         job.start_node(0, **environ)
         job.wait_for("ready", ranks(job))
     else:
-        wait_for(lambda: job.link._leading and job.link._leading.head.has_members)
+        wait_for(lambda: job.link._leader and job.link._leader.head.has_members)
     job.link.close()
     code = NodeExit.NODE_LOST if have_met else NodeExit.RENDEZVOUS_FAILED
     assert [agent.wait(60 * patience()) for agent in job.agents] == [code] * (1 + have_met)
@@ -302,7 +301,7 @@ def test_a_failed_leader_ends_all(stub_job: Make, monkeypatch: pytest.MonkeyPatc
 def test_a_failed_thread_is_replaced(stub_job: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     job = stub_job("print('ready')")
     with monkeypatch.context() as broken:
-        broken.setattr(Leading, "run", MagicMock(side_effect=OSError("no memory")))
+        broken.setattr(Agents, "_run", MagicMock(side_effect=OSError("no memory")))
         job.link.begin(1)
         job.link.serve()
         wait_for(lambda: job.link.state is AgentsState.LEFT)

@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 from clusterrun.errors import NodeExit
 from clusterrun.node.base.causes import Cause, Ending
 from clusterrun.node.base.tasks import SharedDisk, Tasks
-from clusterrun.node.link import questions as questions_module
-from clusterrun.node.link.handshake import Realm
-from clusterrun.node.link.head import Head, Peer
-from clusterrun.node.link.questions import Questions, answer
+from clusterrun.node.link import head as head_module
+from clusterrun.node.link.connection import Realm
+from clusterrun.node.link.head import Head, Peer, Questions
+from clusterrun.node.link.member import answer
+from clusterrun.node.recovery.conclude import Account
 from clusterrun.node.watch import interruption as module
 from clusterrun.node.watch.interruption import (
     TRIES,
@@ -34,8 +35,8 @@ from clusterrun.node.watch.interruption import (
     named_signals,
 )
 from clusterrun.rundir.attempt import take_attempt
+from clusterrun.rundir.outcome import Reason, write_request
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.request import Reason, write_request
 from clusterrun.shared.control_page import ControlPage
 
 
@@ -54,7 +55,7 @@ class InterruptedNode:
         self.head.is_launched = True
         self.said: list[str] = []
         self.events: list[str] = []
-        self.has_saved = self.is_through = False
+        self.account = Account(paths, 1, "42")
         self.calls = 0
         own = OwnSignals(page=self.control, pids=dict)
         self.answerers = {
@@ -70,8 +71,7 @@ class InterruptedNode:
                 " ".join(map(str, (kind, *fields.values())))
             ),
             say=self.said.append,
-            has_saved=lambda: self.has_saved,
-            is_through=lambda: self.is_through,
+            account=self.account,
             disk=SharedDisk(),
             tasks=Tasks(),
             end_s=120,
@@ -98,8 +98,8 @@ class InterruptedNode:
 
     async def settle(self) -> None:
         """Let the tasks that were started come to their end."""
-        while self.interruption.tasks:
-            await asyncio.wait(self.interruption.tasks)
+        while running := [*self.interruption.tasks]:
+            await asyncio.wait(running)
 
     async def warned(self, reason: Reason | None = None) -> None:
         """Have a request written, if there is a reason, and the ranks warned."""
@@ -205,7 +205,7 @@ async def test_sigterm_without_a_word_is_a_preemption(
     scene.step()
     for _ in range(1000):  # all nodes tell the head
         scene.interruption.ending()
-    assert len(scene.interruption.tasks) == 1
+    assert len([*scene.interruption.tasks]) == 1
     await scene.settle()
     assert scene.interruption.reason is Reason.PREEMPT
     assert (scene.decisions(), scene.is_cancelled) == ((1, True), False)
@@ -227,7 +227,7 @@ async def test_a_training_that_ends_before_it_hears_or_leaves_at_its_last_step_i
 ) -> None:
     scene = InterruptedNode(tmp_path)
     scene.step()
-    scene.is_through = is_through
+    scene.account.is_through = is_through
     await scene.warned(Reason.TIME_LIMIT)
     if is_through:
         scene.control.stopping(0)
@@ -242,7 +242,7 @@ async def test_ranks_that_saved_and_go_on_are_ended(
     scene = InterruptedNode(tmp_path)
     scene.step()
     await scene.warned(Reason.TIME_LIMIT)
-    scene.has_saved = True
+    scene.account.checkpoint = 1
     scene.interruption.saved()
     ending = await scene.ending()
     assert (ending.code, ending.reason) == (int(NodeExit.INTERRUPTED), "the time limit")
@@ -254,7 +254,7 @@ async def test_before_the_time_limit_ranks_are_ended_where_there_is_a_checkpoint
 ) -> None:
     scene = InterruptedNode(tmp_path, warning_s=0.5)
     scene.step()
-    scene.has_saved = has_saved  # by an earlier attempt, perhaps
+    scene.account.checkpoint = 1 if has_saved else None  # by an earlier attempt, perhaps
     scene.interruption.warned(are_caught=False)
     if has_saved:
         await scene.ending()
@@ -276,7 +276,7 @@ async def test_ranks_that_never_asked_are_told_apart(tmp_path: Path) -> None:
 async def test_a_node_that_is_silent_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("clusterrun.node.link.questions.ANSWER_S", 0.05)
+    monkeypatch.setattr("clusterrun.node.link.head.REPLY_S", 0.05)
     scene = InterruptedNode(tmp_path)
     scene.step()
     scene.head.questions._members = lambda: {0, 1}
@@ -413,7 +413,7 @@ def test_all_ranks_save_at_the_same_call_in_whatever_order_they_run(
 async def test_where_a_node_is_silent_nobody_saves_and_all_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(questions_module, "ANSWER_S", 0.1)
+    monkeypatch.setattr(head_module, "REPLY_S", 0.1)
     cluster = SavingNodes(tmp_path, 3)
     cluster.silent.add(2)
     order = in_turn()

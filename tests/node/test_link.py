@@ -20,15 +20,20 @@ import pytest
 
 from clusterrun.node.base.causes import Cause, Ending, Failure, NodeError
 from clusterrun.node.base.identity import Identity
-from clusterrun.node.base.report import LaunchParameters, Report, problems
 from clusterrun.node.base.tasks import SharedDisk
+from clusterrun.node.conductor.leader import problems
 from clusterrun.node.link import connection as link_module
 from clusterrun.node.link import head as head_module
-from clusterrun.node.link.clock import PINGS, Clock, Offset, now_us
-from clusterrun.node.link.connection import REST_S, STRANGER_BYTES, Channel
-from clusterrun.node.link.handshake import Realm
+from clusterrun.node.link.connection import (
+    REST_S,
+    STRANGER_BYTES,
+    Channel,
+    LaunchParameters,
+    Realm,
+    Report,
+)
 from clusterrun.node.link.head import Head, Peer
-from clusterrun.node.link.member import Member, Place
+from clusterrun.node.link.member import PINGS, Clock, Member, Offset, Place, now_us
 from clusterrun.rundir.attempt import take_attempt
 from clusterrun.rundir.paths import RunPaths
 from tests.node.jobs import who
@@ -110,7 +115,7 @@ class Nodes:
         return len(reports)
 
     async def _knocked(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if not await self.head.admit(Channel(reader, writer)):
+        if not await self.head.admit(reader, writer):
             writer.close()
 
     async def meet(self, *reports: Report) -> list[Any]:
@@ -214,7 +219,7 @@ async def resting(nodes: Nodes) -> list[asyncio.Task[int]]:
 async def test_members_that_rest_begin_the_attempt_that_is_named(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path)
     rests = await resting(nodes)
-    nodes.head.send_again(2)
+    nodes.head.release(2)
     assert await asyncio.gather(*rests) == [2, 2, 2]
     assert not nodes.head.has_lost_rest
     await nodes.head.close()
@@ -237,7 +242,7 @@ async def test_no_node_rests_if_one_member_cannot(tmp_path: Path) -> None:
 async def test_agents_that_rest_are_not_whole_once_one_is_gone(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path)
     rests = await resting(nodes)
-    broken = asyncio.ensure_future(nodes.head.until_broken(60 * patience()))
+    broken = asyncio.ensure_future(nodes.head.until_released(60 * patience()))
     await nodes.members[1].close()
     await broken
     assert nodes.head.has_lost_rest

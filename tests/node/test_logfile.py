@@ -14,10 +14,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterrun.logformat.lines import LINE_BYTES, SIDE_TEXT_BYTES
-from clusterrun.node.forward.appended import AppendedFile
-from clusterrun.node.forward.logfile import FILE_BYTES, REPEATS, SEVERE_BYTES, NodeLog
-from clusterrun.node.forward.spool import KEPT_S, EventReader, Spool, create_spool
-from clusterrun.node.forward.stamp import Loss, Piece, Rate, split_pieces, stamp, whole_characters
+from clusterrun.node.forward.forward import Rate
+from clusterrun.node.forward.logfile import (
+    FILE_BYTES,
+    REPEATS,
+    SEVERE_BYTES,
+    AppendedFile,
+    NodeLog,
+    stamp,
+)
+from clusterrun.node.forward.spool import (
+    KEPT_S,
+    EventReader,
+    Loss,
+    Piece,
+    Spool,
+    create_spool,
+    split_pieces,
+    whole_characters,
+)
 
 T0 = 1_700_000_000_000_000
 SECOND = 1_000_000

@@ -13,7 +13,7 @@ import pytest
 
 from clusterrun.config.choices import Device
 from clusterrun.diagnosis.kinds import Memory, Note, NoteSource
-from clusterrun.health.cgroup import MemoryGroup
+from clusterrun.health.machine import MemoryGroup
 from clusterrun.node.base.causes import Cause, Ending, Failure, cancelled, lost_node
 from clusterrun.node.watch import notes
 from clusterrun.node.watch.notes import (

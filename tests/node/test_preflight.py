@@ -13,8 +13,7 @@ import pytest
 from clusterrun.config.choices import Device, Preflight
 from clusterrun.health.examine import Look
 from clusterrun.health.gpus import ANSWER_S
-from clusterrun.node.base.report import Report
-from clusterrun.node.link.connection import LINE_BYTES
+from clusterrun.node.link.connection import LINE_BYTES, Report
 from clusterrun.node.watch import preflight
 from clusterrun.node.watch.preflight import MOST_FACTS, NodeChecks
 from clusterrun.shared import shell

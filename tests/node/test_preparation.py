@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import socket
 import sys
 from pathlib import Path
@@ -19,8 +18,8 @@ from clusterrun.node.agent.environment import rank_environment
 from clusterrun.node.agent.launcher import rendezvous_port
 from clusterrun.node.base.causes import NodeError
 from clusterrun.node.base.identity import Attempt, Identity
-from clusterrun.node.base.report import LaunchParameters, Report, problems
-from clusterrun.node.conductor.leader import decided_precision
+from clusterrun.node.conductor.leader import decided_precision, problems
+from clusterrun.node.link.connection import LaunchParameters, Report
 from clusterrun.node.watch import preflight
 from clusterrun.node.watch.preflight import check_descriptors, gpu_problem, missing_packages
 from clusterrun.rundir.paths import RunPaths
@@ -185,7 +184,6 @@ def test_the_contract_of_a_rank() -> None:
         "CLUSTERRUN_BACKEND": "",
         "CLUSTERRUN_ENGINE": "ddp",
         "CLUSTERRUN_CHECKPOINT_DIR": "/runs/job/r1/checkpoints",
-        "CLUSTERRUN_AGENT_PID": str(os.getpid()),
     }
 
 

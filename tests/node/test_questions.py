@@ -13,11 +13,11 @@ import pytest
 from clusterrun.cli.diagnose import _look_lines
 from clusterrun.errors import ClusterrunError
 from clusterrun.node.base.tasks import SharedDisk
-from clusterrun.node.link import questions as module
-from clusterrun.node.link.questions import Questions
-from clusterrun.node.watch import stacks as stacks_module
-from clusterrun.node.watch.stacks import RankPlace, answer_looks, from_data, to_data
-from clusterrun.rundir.request import answer_path, request_look, requests
+from clusterrun.node.link import head as module
+from clusterrun.node.link.head import Questions
+from clusterrun.node.watch import hangs as hangs_module
+from clusterrun.node.watch.hangs import RankPlace, answer_looks, from_data, to_data
+from clusterrun.rundir.outcome import answer_path, request_look, requests
 from clusterrun.shared.files import read_json
 from clusterrun.verbs import hangs
 from tests.patience import patience
@@ -27,8 +27,8 @@ ANSWER_S = 0.2
 
 @pytest.fixture(autouse=True)
 def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ANSWER_S", ANSWER_S)
-    monkeypatch.setattr(stacks_module, "REQUESTS_S", 0.01)
+    monkeypatch.setattr(module, "REPLY_S", ANSWER_S)
+    monkeypatch.setattr(hangs_module, "REQUESTS_S", 0.01)
 
 
 class Members:
@@ -60,7 +60,7 @@ def test_a_node_that_is_silent_does_not_keep_the_others_answers_back() -> None:
 
 
 async def test_a_node_that_leaves_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ANSWER_S", 60.0)
+    monkeypatch.setattr(module, "REPLY_S", 60.0)
     members = Members(2, silent=(2,))
     asyncio.get_running_loop().call_later(0.05, members.leave, 2)
     answers = await asyncio.wait_for(members.questions.ask("stacks"), 10)

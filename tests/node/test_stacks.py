@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 from clusterrun.node.forward.spool import Spool
-from clusterrun.node.watch import stacks
-from clusterrun.node.watch.stacks import RankPlace, places, sentence, suspect
+from clusterrun.node.watch import hangs
+from clusterrun.node.watch.hangs import RankPlace, places, sentence, suspect
 from tests.patience import patience
 
 pytestmark = pytest.mark.timeout(120)
@@ -45,7 +45,7 @@ def spool(tmp_path: Path) -> Spool:
 @pytest.fixture
 def start(tmp_path: Path, spool: Spool, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """Start processes that write their stacks where rank 0 does."""
-    monkeypatch.setattr(stacks, "ANSWER_S", 0.5)
+    monkeypatch.setattr(hangs, "ANSWER_S", 0.5)
     ranks: list[subprocess.Popen[bytes]] = []
 
     def started(body: str) -> subprocess.Popen[bytes]:
@@ -116,8 +116,8 @@ def test_a_state_that_passes_is_no_evidence(
     start: Start, spool: Spool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rank = start("rest()\n")
-    states = iter(["", stacks._STATES[psutil.STATUS_DISK_SLEEP]])
-    monkeypatch.setattr(stacks, "_state", lambda pid: next(states))
+    states = iter(["", hangs._STATES[psutil.STATUS_DISK_SLEEP]])
+    monkeypatch.setattr(hangs, "_state", lambda pid: next(states))
     (place,) = where(spool, rank)
     assert place.state == ""
 
@@ -142,8 +142,8 @@ def test_who_does_not_wait_is_suspected_if_it_stands_out() -> None:
 def test_thousands_of_ranks_are_one_sentence() -> None:
     found = [place(rank) for rank in range(7999)] + [place(7999, "data.py:3 in load")]
     begin = time.monotonic()
-    text = sentence(stacks.from_data(stacks.to_data(found)))
+    text = sentence(hangs.from_data(hangs.to_data(found)))
     assert time.monotonic() - begin < 5 * patience()
     assert text == "7999 ranks (e.g. rank 0) at train.py:9 in step; rank 7999 at data.py:3 in load"
     many = sentence([place(rank, f"train.py:{rank} in f") for rank in range(50)])
-    assert many.count("rank ") == stacks.NAMED_GROUPS
+    assert many.count("rank ") == hangs.NAMED_GROUPS

@@ -16,9 +16,9 @@ from clusterrun.config.choices import Device, Launcher, MixedPrecision, Strategy
 from clusterrun.node.agent.environment import of_rank, portable
 from clusterrun.node.agent.launcher import launch_arguments
 from clusterrun.node.base.identity import Attempt, identity
-from clusterrun.node.base.report import LaunchParameters
 from clusterrun.node.forge.launchers import common
 from clusterrun.node.forward.spool import Spool
+from clusterrun.node.link.connection import LaunchParameters
 from tests.gpus import on_one_gpu
 from tests.node.jobs import AgentJob
 
@@ -62,7 +62,6 @@ print("ABOUT", json.dumps(about, default=str))
 """
 # Of a process or an attempt: the names are compared, the values differ.
 OWN = {
-    "CLUSTERRUN_AGENT_PID": "of the agent",
     "CLUSTERRUN_LAUNCHER_PID": "of the forge or the launcher",
     "CLUSTERRUN_STARTED": "checksums of values that differ",
     "CLUSTERRUN_STORE_PORT": "of the attempt",

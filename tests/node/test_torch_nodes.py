@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from clusterrun.rundir.startup import Phase, read_start
+from clusterrun.rundir.events import Phase, read_start
 from tests.node.jobs import ROOT, AgentJob
 from tests.patience import patience
 

@@ -16,13 +16,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from clusterrun.health.cgroup import OWN, MemoryGroup, cpu_seconds
+from clusterrun.health.machine import OWN, MemoryGroup, cpu_seconds
 from clusterrun.health.nvml import NvmlGpu
 from clusterrun.node.watch import usage
 from clusterrun.node.watch.usage import Sampler, following, full_in_s, holding
 from clusterrun.rundir import usage as files
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.usage import Alert, AlertKind, GpuSample, Sample, alert_texts
+from clusterrun.rundir.usage import AlertKind, GpuSample, Sample, alert_texts
 from tests.patience import patience, wait_for
 
 MIB = 1 << 20
@@ -44,13 +44,11 @@ def sampler(root: Path, **given: Any) -> Any:
     plan = SimpleNamespace(nodes=1, gpus_per_node=0)
     who = SimpleNamespace(node="n1")
     attempt: Any = SimpleNamespace(plan=plan, who=who, number=1, paths=RunPaths(root=root))
-    raised: list[Alert] = []
     said: list[str] = []
-    asked: dict[str, Any] = {"gpus": None, "pids": dict, "now_s": time.time, **given}
-    made = Sampler(
-        attempt=attempt, alerted=lambda new, _: raised.extend(new), say=said.append, **asked
-    )
-    return SimpleNamespace(look=made.look, raised=raised, said=said, it=made)
+    now_s = given.pop("now_s", time.time)
+    journal: Any = SimpleNamespace(now_s=now_s, event=lambda *_, **__: None, say=said.append)
+    made = Sampler(attempt=attempt, journal=journal, **{"gpus": None, "pids": dict, **given})
+    return SimpleNamespace(look=made.look, said=said, it=made)
 
 
 def test_the_memory_of_a_rank_is_its_own_and_its_childrens(

@@ -15,7 +15,7 @@ import pytest
 
 from clusterrun.diagnosis.kinds import Certainty, Retry
 from clusterrun.node.base.processes import fork_answer
-from clusterrun.node.recovery import verdicts
+from clusterrun.node.recovery import rules
 from clusterrun.node.recovery.rules import Decision, Ground, decide
 from clusterrun.rundir import record
 from clusterrun.rundir.outcome import Cause, Next, Outcome, ShortVerdict, VerdictRule
@@ -147,7 +147,7 @@ def test_no_node_is_excluded_for_less(found: ShortVerdict) -> None:
 def others(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     """Have this process have threads of these names."""
     found = [threading.main_thread(), *(threading.Thread(name=name) for name in names)]
-    monkeypatch.setattr(verdicts.threading, "enumerate", lambda: found)
+    monkeypatch.setattr(rules.threading, "enumerate", lambda: found)
 
 
 def test_a_verdict_that_takes_too_long_delays_nothing(
@@ -156,10 +156,10 @@ def test_a_verdict_that_takes_too_long_delays_nothing(
     slow = tmp_path / "python"
     slow.write_text("#!/bin/sh\nexec sleep 60\n")
     slow.chmod(0o700)
-    monkeypatch.setattr(verdicts.sys, "executable", str(slow))
+    monkeypatch.setattr(rules.sys, "executable", str(slow))
     others(monkeypatch, "reader")
-    monkeypatch.setattr(verdicts, "LIMIT_S", 0.2)
-    assert verdicts.judge(RunPaths(root=tmp_path), failed(None)) is None
+    monkeypatch.setattr(rules, "LIMIT_S", 0.2)
+    assert rules.judge(RunPaths(root=tmp_path), failed(None)) is None
 
 
 @pytest.mark.parametrize("names", [(), ("agents", "shared disk"), ("reader",)])
@@ -168,17 +168,17 @@ def test_the_judge_names_the_cause_in_a_process_of_its_own(
 ) -> None:
     """It is a fork of this one if that is safe."""
     others(monkeypatch, *names)
-    monkeypatch.setattr(verdicts, "LIMIT_S", verdicts.LIMIT_S * patience())
-    verdicts.load_judge()
+    monkeypatch.setattr(rules, "LIMIT_S", rules.LIMIT_S * patience())
+    rules.load_judge()
     paths = RunPaths(root=tmp_path)
     record.write(record.new_record(here(nodes=1, nproc_per_node=1), paths, argv=[], now=1.0))
     paths.attempt(1).mkdir(parents=True)
     text = "ModuleNotFoundError: No module named 'x'"
     end = failed(None, cause=Cause.EXCEPTION, message=text, rank=0, node="n1")
-    found = verdicts.judge(paths, end)
+    found = rules.judge(paths, end)
     assert found is not None
     assert (found.cause, found.retry, found.ranks) == ("module_missing", Retry.NO, (0,))
-    assert verdicts.judge(paths, failed(None, cause=Cause.CANCELLED)) is None
+    assert rules.judge(paths, failed(None, cause=Cause.CANCELLED)) is None
 
 
 def slowly() -> str:

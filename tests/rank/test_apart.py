@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from clusterrun.errors import ClusterrunError
-from clusterrun.rank.apart import SavedPart, problem_of
+from clusterrun.rank.collectives import SavedPart, problem_of
 from clusterrun.shared.checkpoint_files import Checkpoint
 from tests.rank.parent import TORCH, TRAINER, ranks
 from tests.rank.test_hf import TRAIN
@@ -70,12 +70,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from clusterrun.rank import apart
+from clusterrun.rank import collectives
 from clusterrun.rank.collectives import broadcast
 from clusterrun.runtime import Checkpoints, rank
 from clusterrun.shared import checkpoint_files
 
-apart.CHUNK = 1000
+collectives.CHUNK = 1000
 dist.init_process_group("gloo")
 here, node = rank(), os.environ["CLUSTERRUN_NODE"]
 disk = Path(os.environ["CLUSTERRUN_CHECKPOINT_DIR"])
@@ -145,9 +145,9 @@ told["complete"] = names(2)
 resumed.load(newest.path)
 resumed.steps(2)
 told["equal"] = resumed.digest() == whole.digest()
-apart.broadcast = None  # nothing is left to send
+collectives.broadcast = None  # nothing is left to send
 told["again"] = step_of(store.newest)
-apart.broadcast = broadcast
+collectives.broadcast = broadcast
 
 told["full"] = step_of(lambda: store.save(3, fails_on_2))
 dist.barrier()

@@ -13,7 +13,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from clusterrun.node.forward.spool import Spool
-from clusterrun.node.watch import stacks
+from clusterrun.node.watch import hangs
 from clusterrun.rank import emit
 from tests.patience import patience
 
@@ -35,7 +35,7 @@ def recording(monkeypatch: pytest.MonkeyPatch, **recorders: object) -> None:
 
 
 def collected(spool: Spool, *ranks: int, within_s: float = 10) -> list[int]:
-    return asyncio.run(stacks.dump(ranks, spool, within_s * patience()))
+    return asyncio.run(hangs.dump(ranks, spool, within_s * patience()))
 
 
 def test_a_rank_answers_each_time_from_one_thread_that_is_not_among_the_scripts(

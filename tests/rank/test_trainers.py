@@ -81,7 +81,7 @@ def _is_hang(spool: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], bool]
         for event in events(spool):
             ranks.watch.heard(event)
             await ranks.idle(50 if event["type"] == "alive" else 1)
-            assert not len(ranks.watch._tasks), event
+            assert not [*ranks.watch.tasks], event
         await ranks.idle(1000)
         await ranks.settle()
         return bool(ranks.failures)

@@ -14,8 +14,7 @@ from clusterrun.config.hosts import HostList
 from clusterrun.config.spec import JobSpec
 from clusterrun.launch.make import make_plan
 from clusterrun.launch.plan import Plan
-from clusterrun.rendering.bundle import render_bundle
-from clusterrun.rendering.by_hand import by_hand
+from clusterrun.rendering.bundle import by_hand, render_bundle
 from tests.launch.samples import slurm_facts
 from tests.patience import finished
 from tests.rendering.golden_cases import RESOLVED, two_nodes_of_gpus

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from clusterrun.health.together import read_nodes
+from clusterrun.health.trial import read_nodes
 from tests.cluster.cluster import Cluster
 from tests.namespaces import small_disk
 from tests.patience import patience, wait_for

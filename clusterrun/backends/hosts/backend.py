@@ -24,18 +24,15 @@ from clusterrun.backends.local.backend import (
     LocalBackend,
     identity,
     last_number,
-    read_controller,
     remember_number,
 )
 from clusterrun.errors import SchedulerUnreachableError
 from clusterrun.launch.plan import Plan
-from clusterrun.rundir.outcome import read_end
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.plan import read_plan
+from clusterrun.rundir.reading import read_plan
 from clusterrun.rundir.record import Home
 from clusterrun.shared import files, shell
-from clusterrun.shared.job_id import JobId
-from clusterrun.shared.state import JobState
+from clusterrun.shared.state import JobId, JobState
 from clusterrun.shared.typed import decoded
 
 if TYPE_CHECKING:
@@ -75,12 +72,11 @@ class HostsBackend(LocalBackend):
         host, is_given = plan.hosts[0], not plan.cluster.scheduler.outlives_shell
         # An allocation's hosts are reached from this machine, by the scheduler's program.
         is_here = is_given or is_this_machine(host)
-        env_sh = paths.env_script.read_text() if plan.setup else ""
         first = Link(
             name=host,
-            argv=crew.READ if is_here else openssh.ssh(host, crew.READ),
+            argv=crew.host_command(plan, 0, is_here=is_here),
             env=scrubbed(os.environ, keep=OF_STARTERS if is_given else ()) if is_here else None,
-            script=crew.script(CONTROLLER, python=plan.python, env_sh=env_sh),
+            script=crew.script(CONTROLLER, plan, paths),
         )
         first.start()
         try:
@@ -100,14 +96,10 @@ class HostsBackend(LocalBackend):
             home = Home(host=host, run_dir=answer.run_dir, python=answer.python)
         return Submission(job_id=answer.job_id, home=home)
 
-    def signal(self, job_id: str, number: int, command: str = "") -> None:
-        """Signal the controller of a job, on its own host."""
-        paths = self._paths(job_id)
-        controller = read_controller(paths) if paths else None
-        is_elsewhere = controller is not None and self._is_elsewhere(controller)
-        if paths is None or controller is None or not is_elsewhere or read_end(paths):
-            super().signal(job_id, number, command)
-            return
+    def _signal_elsewhere(
+        self, job_id: str, paths: RunPaths, controller: Controlling, number: int
+    ) -> None:
+        del job_id
         state, reason = self._state_elsewhere(paths, controller)
         if state is JobState.UNKNOWN:  # another process may have its number by now
             raise SchedulerUnreachableError(reason)

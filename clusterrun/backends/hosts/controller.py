@@ -1,58 +1,72 @@
 """The controller of a job on several machines: the conductor's process, on the first host.
 
 `submit` sends it the job through stdin. It reaches and examines all hosts, answers whether the job
-runs, and detaches: from then on it needs the submitting machine no longer.
+runs, and detaches: from then on it needs the submitting machine no longer. To the conductor, each
+node of a job is a host with a courier.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import secrets
+import signal
+import socket
 import sys
 import tempfile
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from clusterrun.backends.hosts import crew, judge, project
-from clusterrun.backends.hosts.crew import Frame, Link, Pipe, host_command, is_this_machine
-from clusterrun.backends.hosts.host import HostsHost
-from clusterrun.backends.hosts.mirror import Receiver
-from clusterrun.backends.local.backend import take_job_id
-from clusterrun.backends.local.controller import detach, write_controller
+from clusterrun.backends.hosts import crew, judge, mirror, project
+from clusterrun.backends.hosts.crew import Link, Message, Pipe
+from clusterrun.backends.local.backend import VISIBLE, identity, take_job_id
+from clusterrun.backends.local.controller import (
+    LocalStep,
+    amend_controller,
+    detach,
+    write_controller,
+)
 from clusterrun.config.choices import Starter
 from clusterrun.config.hosts import node_names, parse_host
-from clusterrun.errors import ClusterrunError, SubmissionError, UsageError
-from clusterrun.launch.plan import Plan
-from clusterrun.node.base.ports import candidate_ports
+from clusterrun.errors import ClusterrunError, NodeExit, SubmissionError, UsageError
+from clusterrun.launch.plan import LOOPBACK, Plan
+from clusterrun.node.base.ports import candidate_ports, own_addresses
 from clusterrun.node.base.processes import adopt_orphans
+from clusterrun.node.base.stderr import say_on_stderr
 from clusterrun.node.conductor.agents import Agents
 from clusterrun.node.conductor.conductor import Conductor
-from clusterrun.node.conductor.host import Signals
+from clusterrun.node.conductor.host import Host, Signals
 from clusterrun.rendering.bundle import Bundle
 from clusterrun.rundir import create, record
-from clusterrun.rundir.known_roots import remember_root
 from clusterrun.rundir.paths import RunPaths, RunsDir
-from clusterrun.shared import files
+from clusterrun.rundir.record import Home, remember_root
+from clusterrun.shared import checkpoint_files, files
+from clusterrun.shared.durations import format_seconds
 from clusterrun.shared.finding import Severity
 from clusterrun.shared.given import before_setup
-from clusterrun.shared.job_id import JobId
+from clusterrun.shared.state import JobId
+from clusterrun.shared.wording import count
 
 PROJECT_S = 600.0
 GO_S = 30.0  # for the submitter to confirm that it knows of the job
+LEAVE_TOGETHER_S = 20.0  # for agents to end each other over their link; then we end them
+MORE_S = 5.0  # than the nodes of one machine have to end: couriers end them
+RETRY_S = 10.0  # between two tries to reach a lost host
+LAST_S = 60.0  # for the ranks to save after the allocation's shell has ended
 
 
-def receive(pipe: Pipe) -> tuple[RunPaths, dict[str, Any]]:
+def receive(pipe: Pipe) -> tuple[RunPaths, Message]:
     """Receive a submission; create its run directory if this host does not see the submitter's.
 
     Return the directory here and what was sent (docs/contracts.md). Raises ClusterrunError.
     """
-    given = _next(pipe).fields
+    given = _next(pipe)
     plan = Plan.from_json(given["files"]["plan.json"])
     paths = RunPaths(root=Path(given["run_dir"]))
     is_here = paths.nonce(given["nonce"]).exists()
@@ -68,7 +82,7 @@ def receive(pipe: Pipe) -> tuple[RunPaths, dict[str, Any]]:
         pipe.send("answer", is_here=is_here)
         if not is_here:
             with tempfile.TemporaryFile() as packed:
-                while data := _next(pipe).data:
+                while data := _next(pipe)["data"]:
                     packed.write(data)
                 project.unpack(packed, paths.project)
     except (ClusterrunError, OSError) as error:
@@ -78,68 +92,103 @@ def receive(pipe: Pipe) -> tuple[RunPaths, dict[str, Any]]:
     return paths, given
 
 
-def _next(pipe: Pipe) -> Frame:
+def _next(pipe: Pipe) -> Message:
     message = pipe.receive()
     if message is None:
         raise SubmissionError("the submission was interrupted")
     return message
 
 
-class Controller:
-    """One job: its hosts, until it has ended on all of them."""
+@dataclass(kw_only=True)
+class HostsStep(LocalStep):
+    """One attempt's nodes, or those of more; they start once there are enough."""
 
-    def __init__(self, paths: RunPaths, sent: Mapping[str, Any], pipe: Pipe) -> None:
-        self.paths, self._sent = paths, sent
-        self.plan = Plan.from_json(sent["files"]["plan.json"])
-        self.is_new = str(paths.root) != sent["run_dir"]  # created here
-        self._packed: BinaryIO | None = None
-        self._packing = threading.Lock()
-        plan = self.plan
-        script = crew.script(
-            "clusterrun.backends.hosts.courier",
-            python=plan.python,
-            env_sh=paths.env_script.read_text() if plan.setup else "",
-        )
-        pairs = list(zip(node_names(plan.hosts), plan.hosts, strict=True))
-        is_given = not plan.cluster.scheduler.outlives_shell
-        here = (name for name, host in pairs if not is_given or is_this_machine(host))
-        self.here = next(here, "")  # "" if this machine is none of them
-        self.links = []
-        for rank, (name, host) in enumerate(pairs):
-            is_here = name == self.here
-            starter = "" if is_here or plan.starter == Starter.SSH.value else plan.starter
-            link = Link(
-                name=name,
-                host=host,
-                first="" if is_here or starter else self.here,
-                starter=starter,
-                argv=host_command(plan, rank, is_here=is_here),
-                script=script,
-            )
-            self.links.append(link)
-        self.job_id = JobId()
-        self.nonce = secrets.token_hex(16)
-        self.listener = threading.Thread(target=self._listen, args=(pipe,), daemon=True)
-        self._may_go = False
+    host: HostsHost
+    attempt: int
+    excluded: tuple[str, ...]
+    port: int
+    links: Sequence[Link] = ()
+    leave_s: float = LEAVE_TOGETHER_S
 
-    def _listen(self, pipe: Pipe) -> None:
+    def _reap(self) -> bool:
+        """Collect exit statuses; return whether a node runs, or is to start.
+
+        Raises ClusterrunError if too few hosts can be used.
+        """
+        if not self.links and self.kill_by == float("inf"):
+            self.links = self.host.begin(self.attempt, self.port, self.excluded)
+            return True
+        self.codes = [link.code for link in self.links if link.code is not None]
+        return len(self.codes) < len(self.links)
+
+    def end(self) -> None:
+        """End all nodes within the grace time."""
+        if self.kill_by < float("inf"):
+            return
+        super().end()
+        if not self.links:
+            self.code, self.kill_by = int(NodeExit.CANCELLED), 0.0
+        for link in self.links:
+            link.send("end")
+
+    def kill(self) -> None:
+        """Kill what is left on all hosts that can be reached."""
+        for link in self.links:
+            if link.code is None:
+                link.send("kill")
+
+
+@dataclass(eq=False)
+class HostsHost(Host):
+    """The hosts of one job, until it has ended on all of them; only end.json records how.
+
+    `sent` is what the submitter sent. `links` are those of all hosts, spares last. `here` is the
+    name of the host on which this process runs, "" if it is none of them. The run ends after the
+    process `shell`.
+    """
+
+    paths: RunPaths
+    plan: Plan
+    sent: Mapping[str, Any]
+    links: Sequence[Link] = ()
+    here: str = ""
+    job_id: JobId = field(default_factory=JobId)
+    environ: Mapping[str, str] = field(default_factory=dict)
+    nonce: str = field(default_factory=lambda: secrets.token_hex(16))
+    may_go: bool = False
+    _packed: BinaryIO | None = None
+    _packing: threading.Lock = field(default_factory=threading.Lock)
+    _next_sign: float = 0.0
+    _wait_until: float = 0.0
+    _opener: threading.Thread | None = None
+    _is_waiting: bool = False
+    _were_lost: set[str] = field(default_factory=set)
+    _errors: dict[str, ClusterrunError] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Note what the conductor needs of the job."""
+        self.time_limit_s = self.plan.time_minutes * 60 or float("inf")
+        self.is_new = str(self.paths.root) != self.sent["run_dir"]  # created here
+        self.shell: tuple[int, str] | None = self.sent["shell"]
+
+    def listen(self, pipe: Pipe) -> None:
         """Wait for the submitter's last word; all couriers end if it is gone."""
         last_word = pipe.receive()
-        self._may_go = last_word is not None and last_word.kind == "go"
-        if not self._may_go:
+        self.may_go = last_word is not None and last_word["kind"] == "go"
+        if not self.may_go:
             crew.end_all(self.links)
 
     def assemble(self) -> list[str]:
         """Reach all hosts and make them ready; return notes. Raises ClusterrunError, OSError."""
-        self.listener.start()
         files.create(self.paths.nonce(self.nonce), "")
         _on_all(self.links, self._open)
-        needed = [link for link in self.links if link.host in self._sent["must_see"]]
+        needed = [link for link in self.links if link.host in self.sent["must_see"]]
         if blind := [link.host for link in needed if not link.facts["sees_home"]]:
             raise _unseen(blind, self.paths)
         notes = self._judge(self.links)
-        above = self._sent["last_id"]  # the newest one that the submitting machine knows
+        above = self.sent["last_id"]  # the newest one that the submitting machine knows
         self.job_id = take_job_id(self.paths.runs_dir, self.paths, prefix="H", above=above)
+        self.environ = {"CLUSTERRUN_HOSTS_JOB_ID": self.job_id}
         # A machine has one boot id, however it is called: of two runs, one gets all its locks.
         for link in sorted(self.links, key=lambda it: (it.facts["boot_id"], it.facts["hostname"])):
             self._lock(link)
@@ -192,7 +241,7 @@ class Controller:
             own_dir=self._own_dir,
             paths=[] if self.paths.project.is_dir() else [self.plan.workdir],
             device=self.plan.device.value,
-            ports=candidate_ports(self.nonce, 0, self.plan.port_range).link,
+            ports=candidate_ports(self.nonce, 0, self.plan.port_range),
         )
 
     @property
@@ -204,20 +253,20 @@ class Controller:
     def _lock(self, link: Link) -> None:
         """Lock a host for this job, and its GPUs. Raises ClusterrunError."""
         gpus = judge.gpus_to_lock(self.plan, link.facts)
-        count = judge.gpus_needed(self.plan) if gpus else 0
+        needed = judge.gpus_needed(self.plan) if gpus else 0
         job = f"{self.job_id}-{self.paths.root.name}"  # others have jobs of the same number
         about = {"run": f"{self.plan.name}/{self.paths.root.name}", "host": link.name}
-        locked = link.ask("lock", job=job, about=about, gpus=gpus, count=count)
+        locked = link.ask("lock", job=job, about=about, gpus=gpus, count=needed)
         link.gpus = tuple(locked["gpus"]) if link.facts["gpus"].get("all") else ()
         if locked["twice"]:
             raise judge.error_of([judge.twice(link.name, locked["twice"])])
-        if len(locked["gpus"]) < count:
+        if len(locked["gpus"]) < needed:
             raise judge.error_of(judge.busy(link.name, *each) for each in locked["busy"].items())
 
     def _place(self, link: Link) -> None:
         """Have a host use the home, or bring the run to a directory of its own."""
         is_apart, root = not link.facts["sees_home"], self.paths.root
-        link.receiver = Receiver(root=root, node=link.name) if is_apart else None
+        link.receiver = mirror.Receiver(root=root, node=link.name) if is_apart else None
         own = self._own_dir if is_apart else str(root)
         placed = link.ask("place", root=own, is_apart=is_apart, is_first=not link.first)
         if placed["needs_project"]:
@@ -236,43 +285,177 @@ class Controller:
         project.pack(project.find_project(found, leave_out=[runs]), packed)
         return packed
 
-    def await_go(self) -> None:
-        """Wait until the submitter knows of the job. Raises SubmissionError if it is gone."""
-        self.listener.join(GO_S)
-        if not self._may_go:
-            raise SubmissionError("the submission was interrupted")
-
-    def conduct(self, signals: Signals) -> int:
-        """Run the job's conductor to the end; no process is left on any host that answers."""
-        host = HostsHost(
-            self.paths,
-            self.plan,
-            self.job_id,
-            self.links,
-            values=self._sent["values"],
-            admit=self.admit,
-            here=self.here,
-            shell=self._sent["shell"],
-        )
-        agents = Agents(self.paths, self.plan, self.job_id, signals.wake)
-        hear = signals.wait
-        conductor = Conductor(paths=self.paths, plan=self.plan, host=host, hear=hear, agents=agents)
-        try:
-            return conductor.run()
-        finally:
-            self._close()
-
     def give_up(self) -> None:
         """End all couriers and remove what was written for the job."""
-        self._close()
+        self.close()
         if self.job_id:
             self.paths.runs_dir.job_link(self.job_id).unlink(missing_ok=True)
         if self.is_new:
             create.remove_run(self.paths)
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """End all couriers."""
         crew.end_all(self.links)
         self.paths.nonce(self.nonce).unlink(missing_ok=True)
+
+    # For the conductor
+
+    def start(
+        self, attempt: int, *, port: int, is_relaunch: bool, excluded: tuple[str, ...]
+    ) -> HostsStep:
+        """Start an attempt: its nodes start as soon as there are enough hosts."""
+        del is_relaunch
+        self._wait_until = time.monotonic() + self.plan.wait_for_hosts_s
+        unfit = [name for name in excluded if name not in self._were_lost]
+        return HostsStep(
+            paths=self.paths,
+            running={},
+            lead_s=self.plan.warning_s + MORE_S,
+            host=self,
+            attempt=attempt,
+            port=port,
+            excluded=tuple(unfit),
+        )
+
+    def begin(self, attempt: int, port: int, unfit: Sequence[str]) -> list[Link]:
+        """Start every node; return none while lost hosts are awaited. Raises ClusterrunError."""
+        chosen = self._choose(unfit)
+        if chosen and self._is_waiting:
+            self._is_waiting = False
+            amend_controller(self.paths, waits="")
+        is_apart = any(link.is_apart for link in chosen)
+        texts = {**mirror.bundle(self.paths), **self._record()} if is_apart else {}
+        for rank, link in enumerate(chosen):
+            link.attempt, link.code = attempt, None
+            link.send(
+                "start",
+                attempt=attempt,
+                words=[str(attempt), self._address_for(link), str(port)],
+                lead_s=self.plan.warning_s,
+                environ=self._environ_of(link, rank, chosen),
+                files=texts if link.is_apart else {},
+            )
+            if link.is_lost:  # since it was chosen
+                link.code = int(NodeExit.NODE_LOST)
+        return chosen
+
+    def _record(self) -> dict[str, str]:
+        """Return job.json for hosts that have only a part of the run: it names the home."""
+        host = self.plan.hosts[0]
+        host = socket.gethostname() if parse_host(host).host == "localhost" else host
+        home = Home(host=host, run_dir=str(self.paths.root), python=sys.executable)
+        with contextlib.suppress(OSError, ClusterrunError):  # a training needs no record
+            own = replace(record.register_run(self.paths.root, self.environ), home=home)
+            return {self.paths.record.name: record.as_text(own)}
+        return {}
+
+    def unreachable(self, nodes: Sequence[str]) -> tuple[str, ...]:
+        """Return the nodes whose host is lost."""
+        asked = [link for link in self.links if link.name in nodes]
+        crew.on_all(asked, Link.check)
+        lost = tuple(link.name for link in asked if link.is_lost)
+        self._were_lost.update(lost)  # they are fit if they come back
+        return lost
+
+    def keep_alive(self) -> None:
+        """Show readers on other machines that this process lives."""
+        if time.monotonic() >= self._next_sign:
+            self._next_sign = time.monotonic() + crew.ALIVE_S
+            self._watch_shell()
+            with contextlib.suppress(OSError):
+                os.utime(self.paths.controller)
+
+    def _watch_shell(self) -> None:
+        """Save and end the run if the allocation's shell is gone: the allocation has ended."""
+        if self.shell is None or identity(self.shell[0]) == self.shell[1]:
+            return
+        self.shell = None
+        say_on_stderr("the shell of the allocation has ended, so the run ends")
+        os.kill(os.getpid(), signal.SIGUSR2)
+        last = threading.Timer(LAST_S, os.kill, (os.getpid(), signal.SIGTERM))
+        last.daemon = True
+        last.start()
+
+    def register(self) -> None:
+        """Record the job if its submitter was lost before it could."""
+        record.register_run(self.paths.root, self.environ)
+
+    def _choose(self, unfit: Sequence[str]) -> list[Link]:
+        """Return the hosts of the next attempt, the first ones that are fit; none to wait.
+
+        Raises ClusterrunError if too few are left.
+        """
+        usable = [link for link in self.links if not (link.is_lost or link.name in unfit)]
+        is_enough = len(usable) >= self.plan.nodes
+        savers = self._savers() if is_enough else []  # it reads the disk
+        missing = [n for n in savers if n not in [link.name for link in usable]]
+        if is_enough and not missing:
+            first = sorted(usable, key=lambda link: link.name not in savers)[: self.plan.nodes]
+            return sorted(first, key=self.links.index)
+        lost = [link.name for link in self.links if link.is_lost]
+        if not usable and not self.plan.cluster.scheduler.outlives_shell:
+            raise ClusterrunError("the allocation has ended: none of its hosts answers")
+        if lost and time.monotonic() < self._wait_until:
+            self._await(lost)
+            return []
+        why = [str(self._errors.get(name, f"{name} does not answer")) for name in lost]
+        why += [f"{name} is unfit" for name in unfit]
+        few = f"only {count(len(usable), 'host')} of {self.plan.nodes} can be used"
+        if missing:
+            few = f"{', '.join(missing)} has a part of the newest checkpoint that no other host has"
+        raise ClusterrunError(f"{few}: {', '.join(why)}")
+
+    def _savers(self) -> list[str]:
+        """Return the hosts that have files of the newest checkpoint which this one lacks."""
+        newest, _ = checkpoint_files.newest(self.paths.checkpoints_dir, contents=False)
+        if newest is None or not newest.nodes:
+            return []
+        _, here = checkpoint_files.read_marker(newest.path)
+        return [name for name, parts in newest.nodes.items() if {*parts} - {*here}]
+
+    def _await(self, names: Sequence[str]) -> None:
+        """Try now and then to reach lost hosts, in the background."""
+        if self._opener is not None and self._opener.is_alive():
+            return
+        if not self._is_waiting:
+            self._is_waiting = True
+            patience = format_seconds(self.plan.wait_for_hosts_s)
+            waits = f"waiting up to {patience} for {', '.join(names)}"
+            say_on_stderr(waits)
+            amend_controller(self.paths, waits=waits)
+        lost = [link for link in self.links if link.name in names]
+
+        def open_lost() -> None:
+            self._errors = crew.on_all(lost, self.admit)
+            time.sleep(RETRY_S)
+
+        self._opener = threading.Thread(target=open_lost, daemon=True)
+        self._opener.start()
+
+    def _address_for(self, link: Link) -> str:
+        """Return where a host reaches this machine: as it was reached over ssh, if it was.
+
+        Of a machine that only starts the run, the name may not be known: then all its addresses.
+        """
+        if link.name == self.here:
+            return LOOPBACK
+        if link.facts["client"] or self.here:
+            return str(link.facts["client"] or parse_host(self.plan.hosts[0]).host)
+        return ",".join((socket.gethostname(), *own_addresses()))
+
+    def _environ_of(self, link: Link, rank: int, chosen: Sequence[Link]) -> dict[str, str]:
+        environ: dict[str, Any] = {
+            **self.sent["values"],
+            **self.environ,
+            "CLUSTERRUN_HOSTS_NODE_RANK": str(rank),
+            "CLUSTERRUN_HOSTS_NODES": ",".join(node.name for node in chosen),
+        }
+        if any(node.is_apart for node in chosen):
+            # Hosts that share the home's directory keep one part of a checkpoint together.
+            environ["CLUSTERRUN_HOSTS_APART"] = "1" if link.is_apart else self.links[0].name
+        if link.gpus:
+            environ[VISIBLE] = ",".join(link.gpus)
+        return environ
 
 
 def _unseen(hosts: Sequence[str], paths: RunPaths) -> UsageError:
@@ -290,39 +473,65 @@ def _on_all(links: Sequence[Link], deed: Callable[[Link], None]) -> None:
         raise error
 
 
+def links_of(plan: Plan, paths: RunPaths) -> tuple[list[Link], str]:
+    """Return a link for each host, and the name of the one on which this process runs, or ""."""
+    script = crew.script("clusterrun.backends.hosts.courier", plan, paths)
+    pairs = list(zip(node_names(plan.hosts), plan.hosts, strict=True))
+    is_given = not plan.cluster.scheduler.outlives_shell
+    here = next((name for name, host in pairs if not is_given or crew.is_this_machine(host)), "")
+    links = []
+    for rank, (name, host) in enumerate(pairs):
+        is_here = name == here
+        starter = "" if is_here or plan.starter == Starter.SSH.value else plan.starter
+        link = Link(
+            name=name,
+            host=host,
+            first="" if is_here or starter else here,
+            starter=starter,
+            argv=crew.host_command(plan, rank, is_here=is_here),
+            script=script,
+        )
+        links.append(link)
+    return links, here
+
+
 def conduct(
     paths: RunPaths, sent: Mapping[str, Any], pipe: Pipe, ready: Callable[[], None]
 ) -> None:
     """Assemble the hosts, answer the submitter, then run the job."""
     signals = Signals()
     adopt_orphans()
-    controller = Controller(paths, sent, pipe)
+    plan = Plan.from_json(sent["files"]["plan.json"])
+    host = HostsHost(paths, plan, sent, *links_of(plan, paths))
+    listener = threading.Thread(target=host.listen, args=(pipe,), daemon=True)
     try:
-        notes = controller.assemble()
+        listener.start()
+        notes = host.assemble()
         write_controller(paths)
-        pipe.send(
-            "answer",
-            job_id=controller.job_id,
-            run_dir=str(paths.root),
-            python=sys.executable,
-            notes=notes,
-        )
-        controller.await_go()
+        root, python = str(paths.root), sys.executable
+        pipe.send("answer", job_id=host.job_id, run_dir=root, python=python, notes=notes)
+        listener.join(GO_S)
+        if not host.may_go:
+            raise SubmissionError("the submission was interrupted")
     except BaseException as error:
-        controller.give_up()
+        host.give_up()
         if not isinstance(error, (ClusterrunError, OSError)):
             raise
         if isinstance(error, OSError):
-            error = judge.unwritten(controller.plan.hosts[0], error)
+            error = judge.unwritten(plan.hosts[0], error)
         pipe.refuse(error)
-        controller.listener.join(GO_S)
+        listener.join(GO_S)
         ready()
         return
-    if controller.is_new:
+    if host.is_new:
         remember_root(paths.runs_dir)
     pipe.close()
     ready()
-    controller.conduct(signals)
+    agents = Agents(paths, plan, host.job_id, signals.wake)
+    try:
+        Conductor(paths=paths, plan=plan, host=host, hear=signals.wait, agents=agents).run()
+    finally:
+        host.close()
 
 
 def main() -> int:

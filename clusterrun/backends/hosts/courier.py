@@ -7,11 +7,14 @@ that it started here, and exits.
 from __future__ import annotations
 
 import contextlib
+import errno
+import hashlib
 import os
 import platform
 import queue
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -20,12 +23,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NoReturn
+from typing import Any, BinaryIO, Final, NamedTuple, NoReturn
 
 from clusterrun.backends.environment import scrubbed
 from clusterrun.backends.hosts import judge, mirror
-from clusterrun.backends.hosts.crew import ALIVE_S, ENVIRON, Frame, Pipe, take_streams
-from clusterrun.backends.hosts.locks import Holder, Lock, gpu_lock, holder_of, job_lock, take, tidy
+from clusterrun.backends.hosts.crew import ALIVE_S, ENVIRON, Message, Pipe, take_streams
 from clusterrun.backends.hosts.openssh import LINK_S
 from clusterrun.backends.hosts.project import unpack
 from clusterrun.backends.local.backend import VISIBLE, boot_id
@@ -41,9 +43,8 @@ from clusterrun.node.base.processes import adopt_orphans, kill_descendants
 from clusterrun.node.base.stderr import say_on_stderr
 from clusterrun.rundir import record
 from clusterrun.rundir.create import remove_run
-from clusterrun.rundir.known_roots import remember_home, remember_root
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.record import link_job, user_name
+from clusterrun.rundir.record import link_job, remember_home, remember_root, user_name
 from clusterrun.shared.finding import Severity
 from clusterrun.shared.given import before_setup
 
@@ -57,11 +58,16 @@ CONNECT_S = 3.0
 STUCK_S = 15.0  # after SILENCE_S, for a main thread that a dead connection may block
 SEEN_S: Final = 1.0  # for a file server to show a new file
 PAUSE_S: Final = 0.1
+WAIT_S: Final = 1.0  # for a process that is about to hold a lock, or to give it up
 DEADLINE_S: Final = LONG_S + 1.0
 _CHECKS_S: Final = 2.0
 _AMD: Final = Path("/dev/kfd")
 _SCREENS: Final = frozenset({"Xorg", "Xwayland", "gnome-shell", "kwin_x11", "kwin_wayland", "sddm"})
 SMALL_BYTES: Final = 1 << 30
+_SAID_S: Final = 0.2  # for a holder to say what it runs: the host has eight of them, at most
+_BYTES: Final = 4096
+_LETTERS: Final = 200  # of a text from a holder
+_CREDENTIALS: Final = struct.Struct("iII")  # pid, user and group
 
 
 class Courier:
@@ -69,9 +75,8 @@ class Courier:
 
     def __init__(self, pipe: Pipe, environ: Mapping[str, str]) -> None:
         self._pipe, self._environ = pipe, environ
-        self._messages: queue.Queue[Frame | None] = queue.Queue()
-        self._locks: list[Lock] = []
-        self._paths: RunPaths | None = None
+        self._messages: queue.Queue[Message | None] = queue.Queue()
+        self._paths = RunPaths(root=Path())  # until `place` names it
         self._name = ""
         self._is_apart = False  # this host keeps a run directory of its own
         self._shifts: dict[str, int] = {}  # see `mirror.news`
@@ -98,7 +103,7 @@ class Courier:
                     message = self._messages.get(timeout=POLL_S)
                     if message is None:
                         break
-                    getattr(self, f"_on_{message.kind}")(message)
+                    getattr(self, f"_on_{message['kind']}")(message)
                 self._look()
         except (OSError, ValueError, ClusterrunError) as error:
             say_on_stderr(f"{os.uname().nodename}: {error}")
@@ -137,97 +142,86 @@ class Courier:
 
     # Messages
 
-    def _on_alive(self, message: Frame) -> None:
+    def _on_alive(self, message: Message) -> None:
         self._pipe.send("alive")
 
-    def _on_facts(self, message: Frame) -> None:
+    def _on_facts(self, message: Message) -> None:
         """Describe this host; listen until it gets its place, for other hosts to try."""
-        self._name = message.fields["name"]
-        self._listener = listen(message.fields["ports"])
+        self._name = message["name"]
+        self._listener = listen(message["ports"])
         port = self._listener.getsockname()[1] if self._listener else 0
-        self._answer(facts={**gather(message.fields), "port": port})
+        self._answer(facts={**gather(message), "port": port})
 
-    def _on_lock(self, message: Frame) -> None:
+    def _on_lock(self, message: Message) -> None:
         """Lock this host for the job, and as many of the given GPUs as it needs."""
-        fields, busy = message.fields, {}
         held: list[str] = []
-        tidy()
-        twice = self._lock(job_lock(fields["job"]), fields["about"])
-        for gpu in fields["gpus"] if twice is None else ():
-            if len(held) == fields["count"]:
+        busy, about = {}, message["about"]
+        twice = take(f"job {message['job']}", **about)
+        for gpu in message["gpus"] if twice is None else ():
+            if len(held) == message["count"]:
                 break
-            if holder := self._lock(gpu_lock(gpu), fields["about"]):
+            if holder := take(f"gpu {gpu}", **about):
                 busy[gpu] = str(holder)
             else:
                 held.append(gpu)
         self._answer(gpus=held, busy=busy, twice=twice and (twice.host or str(twice)))
 
-    def _lock(self, name: str, about: Mapping[str, str]) -> Holder | None:
-        taken = take(name, about)
-        if isinstance(taken, Holder):
-            return taken
-        self._locks.append(taken)
-        return None
-
-    def _on_connect(self, message: Frame) -> None:
+    def _on_connect(self, message: Message) -> None:
         """Answer why an address is not reached; "" if it is."""
-        self._answer(closed=can_connect(message.fields["address"], message.fields["port"]))
+        self._answer(closed=can_connect(message["address"], message["port"]))
 
-    def _on_place(self, message: Frame) -> None:
+    def _on_place(self, message: Message) -> None:
         """Use the home, or a run directory of this host's own."""
-        fields = message.fields
         if self._listener is not None:
             self._listener.close()
-        self._is_apart, self._is_first = fields["is_apart"], fields["is_first"]
-        self._paths = RunPaths(root=Path(fields["root"]).expanduser())
+        self._is_apart, self._is_first = message["is_apart"], message["is_first"]
+        self._paths = RunPaths(root=Path(message["root"]).expanduser())
         if self._is_apart and not self._paths.root.exists():
             self._paths.root.mkdir(mode=0o700, parents=True)
             self._made = self._paths
         self._answer(needs_project=self._is_apart and not self._paths.project.is_dir())
 
-    def _on_project(self, message: Frame) -> None:
-        assert self._paths is not None
+    def _on_project(self, message: Message) -> None:
         self._packed = self._packed or tempfile.TemporaryFile()  # noqa: SIM115
-        self._packed.write(message.data)
-        if not message.data:
+        self._packed.write(message["data"])
+        if not message["data"]:
             unpack(self._packed, self._paths.project)
             self._packed = None
             self._answer()
 
-    def _on_start(self, message: Frame) -> None:
-        assert self._paths is not None
-        fields, paths = message.fields, self._paths
+    def _on_start(self, message: Message) -> None:
+        paths, own = self._paths, message["environ"]
         self._made = None
         if self._is_apart:
-            mirror.write_bundle(paths.root, fields["files"])
+            mirror.write_bundle(paths.root, message["files"])
             with contextlib.suppress(OSError, ClusterrunError):
-                link_job(paths.runs_dir, fields["environ"]["CLUSTERRUN_HOSTS_JOB_ID"], paths)
+                link_job(paths.runs_dir, own["CLUSTERRUN_HOSTS_JOB_ID"], paths)
                 remember_home(record.read(paths))  # the controller's host
         remember_root(paths.runs_dir)
-        environ = {**scrubbed(self._environ, keep=(VISIBLE,)), **fields["environ"]}
-        self._kill_by, self._attempt = float("inf"), fields["attempt"]
-        self._grace_s = GRACE_S + fields["lead_s"]
-        self._node = start_node(paths, fields["words"], paths.root, environ)
+        environ = {**scrubbed(self._environ, keep=(VISIBLE,)), **own}
+        self._kill_by, self._attempt = float("inf"), message["attempt"]
+        self._grace_s = GRACE_S + message["lead_s"]
+        self._node = start_node(paths, message["words"], paths.root, environ)
 
-    def _on_end(self, message: Frame) -> None:
+    def _on_end(self, message: Message) -> None:
         if self._node is not None:
             self._kill_by = min(self._kill_by, time.monotonic() + self._grace_s)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._node.pid, signal.SIGTERM)
 
-    def _on_kill(self, message: Frame) -> None:
+    def _on_kill(self, message: Message) -> None:
         kill_descendants()
 
-    def _on_wants(self, message: Frame) -> None:
-        assert self._paths is not None
+    def _on_wants(self, message: Message) -> None:
         self._ask_at, is_whole = time.monotonic() + ASK_S, True
-        for path, at, data in mirror.news(self._paths.root, **message.fields, shifts=self._shifts):
+        root, sizes, times = self._paths.root, message["grows"], message["others"]
+        for path, at, data in mirror.news(root, sizes, times, self._shifts):
             self._pipe.send("file", data, path=path, at=at)
             is_whole = False
         if is_whole:
             self._drain_by = 0.0
 
-    def _on_bye(self, message: Frame) -> None:
+    def _on_bye(self, message: Message) -> None:
         self.stop()
 
     # The node
@@ -250,15 +244,14 @@ class Courier:
     def _end(self) -> None:
         """End the node as Slurm would: SIGTERM, then SIGKILL to all that is left."""
         if self._node is not None:
-            self._on_end(Frame(kind="end", fields={}))
+            self._on_end({})
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._node.wait(max(0.0, self._kill_by - time.monotonic()))
         kill_descendants()
         if self._made is not None:
             remove_run(self._made)
-        for lock in self._locks:
-            lock.free()
-        if self._paths and self._is_first and os.getppid() != self._parent:
+        free_all()
+        if self._is_first and os.getppid() != self._parent:
             amend_controller(self._paths, is_gone=True)
 
 
@@ -352,7 +345,7 @@ def _gpus() -> dict[str, Any]:
 
 def _user(gpu: NvmlGpu) -> str:
     """Return who uses a GPU; "" if it is free: a screen needs little."""
-    if holder := holder_of(gpu_lock(gpu.uuid or gpu.name)):
+    if holder := holder_of(f"gpu {gpu.uuid or gpu.name}"):
         return str(holder)
     found = []
     for pid, size in zip(gpu.pids or (), gpu.held or (), strict=True):
@@ -370,6 +363,98 @@ def _process(pid: int) -> tuple[str, str]:
         return user, (place / "comm").read_text(errors="replace").strip()
     except OSError:
         return "", ""
+
+
+# Locks of this machine: names of abstract Unix sockets. The kernel gives each to one process until
+# that ends, and tells all users whose process it is.
+_held: list[socket.socket] = []  # until `free_all`, whatever their threads do
+
+
+class Holder(NamedTuple):
+    """The process that holds a lock: pid and user are the kernel's word, the rest is its own.
+
+    What is unknown is 0 or "": the kernel names only a process that listens. `host` is the name
+    that the run uses for this machine.
+    """
+
+    pid: int = 0
+    user: str = ""
+    run: str = ""
+    host: str = ""
+
+    def __str__(self) -> str:
+        """Describe the holder for people."""
+        process = f"process {self.pid}" if self.pid else "a process"
+        owner = f" of {self.user}" if self.user else ""
+        return f"run {self.run}{owner} ({process})" if self.run else f"{process}{owner}"
+
+
+def take(name: str, run: str, host: str = "") -> Holder | None:
+    """Take a lock until this process ends, or return its holder. Raises OSError.
+
+    `gpu UUID` is the lock of a GPU, `gpu INDEX` if its UUID is unknown; `job ID` that of a job, of
+    which a machine holds one. Those who ask for the holder get `run` and `host`.
+    """
+    own, until = socket.socket(socket.AF_UNIX), time.monotonic() + WAIT_S
+    while True:
+        try:
+            own.bind(_address(name))
+            break
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+        holder = holder_of(name)
+        if (holder and holder.pid) or time.monotonic() > until:
+            own.close()
+            return holder or Holder()
+        time.sleep(PAUSE_S)
+    _held.append(own)
+    own.listen()
+    about = f"{host}\n{run}".encode("utf-8", "replace")
+    with contextlib.suppress(RuntimeError):  # no more threads: the lock holds without it
+        threading.Thread(target=_introduce, args=(own, about), daemon=True).start()
+    return None
+
+
+def free_all() -> None:
+    """Give up the locks of this process."""
+    while _held:
+        own = _held.pop()
+        own.shutdown(socket.SHUT_RDWR)  # else the thread that accepts keeps it
+        own.close()
+
+
+def holder_of(name: str) -> Holder | None:
+    """Return the holder of a lock; None if it is free."""
+    held = Holder()
+    with socket.socket(socket.AF_UNIX) as peer, contextlib.suppress(OSError):
+        peer.settimeout(WAIT_S)
+        try:
+            peer.connect(_address(name))
+        except ConnectionRefusedError:
+            return None
+        found = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        pid, uid, _ = _CREDENTIALS.unpack(found)
+        held = Holder(pid, user_name(uid))
+        peer.settimeout(_SAID_S)
+        host, _, run = peer.recv(_BYTES).decode("utf-8", "replace").partition("\n")
+        held = Holder(pid, held.user, run[:_LETTERS], host[:_LETTERS])
+    return held
+
+
+def _address(name: str) -> str:
+    here = f"{name} {os.uname().nodename}"  # containers may share a network
+    return f"\0clusterrun-{hashlib.sha256(here.encode()).hexdigest()}"
+
+
+def _introduce(own: socket.socket, text: bytes) -> None:
+    """Tell those who ask for the holder of a lock."""
+    while own in _held:
+        try:
+            with own.accept()[0] as peer:
+                peer.sendall(text)
+        except OSError:  # such as no descriptor
+            time.sleep(PAUSE_S)
 
 
 def main() -> NoReturn:

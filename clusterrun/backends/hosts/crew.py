@@ -40,6 +40,7 @@ from clusterrun.errors import (
     SubmissionError,
 )
 from clusterrun.launch.plan import Plan
+from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared import files, shell
 from clusterrun.shared.hostlist import parse_hostlist
 from clusterrun.shared.own_modules import RUN_MODULE
@@ -64,22 +65,18 @@ clusterrun_setup() {{ eval "$1"; }}
 clusterrun_setup {setup} || exit {setup_failed}
 clusterrun_python={python}
 [[ $clusterrun_python != '~/'* ]] || clusterrun_python=$HOME/${{clusterrun_python:2}}
-exec "$clusterrun_python" -c {run} {words} 0<&3 1>&4 3<&- 4>&-
+exec "$clusterrun_python" -c {run} {module} 0<&3 1>&4 3<&- 4>&-
 """
 ENVIRON = 5
 MARK: Final = "clusterrun-output"
+_BEGIN: Final = f"{MARK}\n".encode()
 _LINE_BYTES: Final = 1 << 16
 HEADER_BYTES = 16 << 20  # a header may name many files
 ALIVE_S = 5.0  # between two signs of life of the controller
 
 
-@dataclass(frozen=True, kw_only=True)
-class Frame:
-    """One message: its kind, its fields, and raw bytes."""
-
-    kind: str
-    fields: dict[str, Any]
-    data: bytes = b""
+Message = dict[str, Any]
+"""Its `kind`, its raw `data`, and its fields."""
 
 
 class Pipe:
@@ -102,15 +99,15 @@ class Pipe:
         with contextlib.suppress(OSError, ValueError):
             self.send("answer", refused={**refused, "exit": int(error.exit_code)})
 
-    def receive(self) -> Frame | None:
+    def receive(self) -> Message | None:
         """Return the next message; None at the end, and for anything but a whole message."""
         try:
-            fields = json.loads(self._reader.readline(HEADER_BYTES))
-            kind, size = fields.pop("kind"), fields.pop("size")
+            message: Message = json.loads(self._reader.readline(HEADER_BYTES))
+            size, is_plain = message["size"], isinstance(message["kind"], str)
             data = self._reader.read(size + 1)[:-1] if 0 < size <= files.MOST_BYTES else b""
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return {**message, "data": data} if len(data) == size and is_plain else None
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
-        return Frame(kind=kind, fields=fields, data=data) if len(data) == size else None
 
     def close(self) -> None:
         """Close both directions."""
@@ -179,7 +176,7 @@ class Link:
     facts: dict[str, Any] = field(default_factory=dict)
     gpus: tuple[str, ...] = ()
     _heard: threading.Event = field(default_factory=threading.Event)
-    _answers: queue.Queue[Frame | None] = field(default_factory=queue.Queue)
+    _answers: queue.Queue[Message | None] = field(default_factory=queue.Queue)
     _lines: deque[str] = field(default_factory=lambda: deque(maxlen=LINES))
 
     @property
@@ -237,25 +234,24 @@ class Link:
             self.send("project", data)
         self.send("project")
 
-    def ask(self, kind: str, *, within_s: float = ANSWER_S, **fields: Any) -> dict[str, Any]:
+    def ask(self, kind: str, *, within_s: float = ANSWER_S, **fields: Any) -> Message:
         """Send a message and return the answer. Raises ClusterrunError as `answered` does."""
         self.send(kind, **fields)
         return self.answered(within_s)
 
-    def answered(self, within_s: float) -> dict[str, Any]:
+    def answered(self, within_s: float) -> Message:
         """Return the next answer. Raises ClusterrunError if it is a refusal, or there is none."""
         answer = None
         with contextlib.suppress(queue.Empty):
             answer = self._answers.get(timeout=within_s)
         if answer is None:
             raise self.explained()
-        if refused := answer.fields.get("refused"):
+        if refused := answer.get("refused"):
             try:
-                error = decoded(_Refused, refused).error
+                raise decoded(_Refused, refused).error
             except ValueError as wrong:
                 raise openssh.nonsense(self.name) from wrong
-            raise error
-        return answer.fields
+        return answer
 
     def explained(self) -> ClusterrunError:
         """Return why the process does not answer; it ends."""
@@ -288,21 +284,25 @@ class Link:
         finally:
             self.is_lost = True
 
-    def take(self, message: Frame) -> None:
+    def take(self, message: Message) -> None:
         """Take a message of the process."""
         self._heard.set()
-        if message.kind == "answer":
+        kind = message["kind"]
+        if kind == "answer":
             self._answers.put(message)
-        elif message.kind == "ended" and message.fields["attempt"] == self.attempt:
-            self.code = message.fields["code"]
-        elif message.kind == "ask" and self.receiver and (wanted := self.receiver.wants()):
+        elif kind == "ended" and message["attempt"] == self.attempt:
+            self.code = message["code"]
+        elif kind == "ask" and self.receiver and (wanted := self.receiver.wants()):
             self.send("wants", **wanted)
-        elif message.kind == "file" and self.receiver:
-            self.receiver.take(message.fields["path"], int(message.fields["at"]), message.data)
+        elif kind == "file" and self.receiver:
+            self.receiver.take(message["path"], int(message["at"]), message["data"])
 
     def _receive(self, process: subprocess.Popen[bytes]) -> None:
         pipe = self.pipe
-        skip_greeting(process.stdout)  # type: ignore[arg-type]
+        assert process.stdout
+        # A login script may print lines of its own before the output of the module.
+        while (line := process.stdout.readline(_LINE_BYTES)) and not line.endswith(_BEGIN):
+            continue
         try:
             while (message := pipe.receive()) is not None:
                 self.take(message)
@@ -357,24 +357,17 @@ def end_all(links: Sequence[Link]) -> None:
 # What starts a process of ours on a host
 
 
-def script(module: str, *words: str, python: str, env_sh: str = "") -> bytes:
-    """Return what the shell reads to run a module of ours after the setup lines in `env_sh`."""
+def script(module: str, plan: Plan, paths: RunPaths) -> bytes:
+    """Return what the shell reads to run a module of ours after the job's setup lines."""
     text = _SCRIPT.format(
         mark=MARK,
         setup_failed=openssh.SETUP_FAILED,
-        setup=shlex.quote(env_sh),
-        python=shlex.quote(python),
+        setup=shlex.quote(paths.env_script.read_text() if plan.setup else ""),
+        python=shlex.quote(plan.python),
         run=shlex.quote(RUN_MODULE),
-        words=" ".join(map(shlex.quote, (module, *words))),
+        module=module,
     )
     return f"{_FIRST}{text}\0".encode()
-
-
-def skip_greeting(stream: IO[bytes]) -> None:
-    """Read up to the output of the module: a login script may print lines of its own."""
-    end = f"{MARK}\n".encode()
-    while (line := stream.readline(_LINE_BYTES)) and not line.endswith(end):
-        continue
 
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")

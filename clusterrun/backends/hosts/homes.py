@@ -21,9 +21,8 @@ from clusterrun.backends.local.backend import remember_number
 from clusterrun.backends.status import JobStatus, statuses
 from clusterrun.errors import ClusterrunError, NotAdoptedError
 from clusterrun.rundir import record as records
-from clusterrun.rundir.known_roots import adopted
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.record import JobRecord
+from clusterrun.rundir.record import JobRecord, adopted
 from clusterrun.shared import shell
 from clusterrun.shared.state import JobState
 from clusterrun.shared.typed import decoded

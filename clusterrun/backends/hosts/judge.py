@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from clusterrun.config.choices import Device
 from clusterrun.errors import Exit, SubmissionError, describe
-from clusterrun.health.compare import differences
+from clusterrun.health.examine import differences
 from clusterrun.launch.plan import Plan
 from clusterrun.shared.finding import Finding, Severity, bad, fail, note
 from clusterrun.shared.wording import count, missing_text

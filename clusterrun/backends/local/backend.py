@@ -15,20 +15,17 @@ from typing import TYPE_CHECKING
 
 from clusterrun.backends.base import Backend, SchedulerJob, Submission, Where
 from clusterrun.backends.environment import scrubbed
-from clusterrun.config.choices import Device
 from clusterrun.errors import ClusterrunError, JobNotFoundError, SubmissionError
 from clusterrun.launch.plan import Plan
 from clusterrun.node.base.processes import stat_fields
 from clusterrun.rundir import reading
-from clusterrun.rundir.known_roots import remembered_roots, state_dir
 from clusterrun.rundir.outcome import read_end
 from clusterrun.rundir.paths import RunPaths, RunsDir
-from clusterrun.rundir.record import link_target
+from clusterrun.rundir.record import link_target, remembered_roots, state_dir
 from clusterrun.shared import files, shell
 from clusterrun.shared.files import write_whole
-from clusterrun.shared.job_id import JobId
 from clusterrun.shared.locks import locked
-from clusterrun.shared.state import JobState
+from clusterrun.shared.state import JobId, JobState
 
 if TYPE_CHECKING:
     from clusterrun.rundir.record import JobRecord
@@ -48,7 +45,6 @@ class Controlling:
     pid: int
     identity: str
     host: str = ""
-    boot_id: str = ""
     started_at: float | None = None
     is_gone: bool = False
     waits: str = ""
@@ -89,7 +85,6 @@ class LocalBackend(Backend):
 
         A failure leaves neither.
         """
-        split_gpus(plan, os.environ.get(VISIBLE))
         try:
             job_id = take_job_id(self.runs_dir, paths)
             try:
@@ -113,10 +108,10 @@ class LocalBackend(Backend):
     def cancel(self, job_ids: Sequence[str]) -> None:
         """Ask the controllers to end their jobs; they take at most their grace time."""
         for job_id in job_ids:
-            self.signal(job_id, signal.SIGTERM, f"clusterrun cancel {job_id}")
+            self.signal(job_id, signal.SIGTERM)
 
-    def signal(self, job_id: str, number: int, command: str = "") -> None:
-        """Signal the controller of a job that has not ended; `command` is for the hint."""
+    def signal(self, job_id: str, number: int) -> None:
+        """Signal the controller of a job that has not ended."""
         paths = self._paths(job_id)
         if paths is None:
             raise JobNotFoundError(f"no job {job_id} in {self.runs_dir.root}")
@@ -124,11 +119,16 @@ class LocalBackend(Backend):
         if controller is None or read_end(paths) is not None:
             return
         if self._is_elsewhere(controller):
-            raise ClusterrunError(
-                f"job {job_id} runs on {controller.host}, not on this machine",
-                hint=f"run '{command}' there",
-            )
-        controller.signal(number)
+            self._signal_elsewhere(job_id, paths, controller, number)
+        else:
+            controller.signal(number)
+
+    def _signal_elsewhere(
+        self, job_id: str, paths: RunPaths, controller: Controlling, number: int
+    ) -> None:
+        del paths, number
+        text = f"job {job_id} runs on {controller.host}, not on this machine"
+        raise ClusterrunError(text, hint=f"run 'clusterrun cancel {job_id}' there")
 
     def _job(self, job_id: str, paths: RunPaths) -> SchedulerJob:
         controller = read_controller(paths)
@@ -170,8 +170,8 @@ class LocalBackend(Backend):
 
     def _is_elsewhere(self, controller: Controlling) -> bool:
         """Return whether a controller runs on another machine, whose processes can't be seen."""
-        same_boot = controller.boot_id == boot_id()
-        return not same_boot and controller.host != socket.gethostname()
+        is_same_boot = controller.identity.startswith(f"{boot_id()}:")
+        return not is_same_boot and controller.host != socket.gethostname()
 
     def _state_elsewhere(self, paths: RunPaths, controller: Controlling) -> tuple[JobState, str]:
         del paths
@@ -190,35 +190,10 @@ def backend(where: Where) -> LocalBackend:
     return LocalBackend(runs_dir=where.runs_dir)
 
 
-def split_gpus(plan: Plan, visible: str | None) -> list[str]:
-    """Return CUDA_VISIBLE_DEVICES for each node; [] for a job without GPUs.
-
-    `visible` is the submitting shell's value, for a plan that names no GPUs. Raises
-    ClusterrunError if there are too few.
-    """
-    if plan.device is not Device.CUDA:
-        return []
-    each = plan.gpus_per_node or plan.procs_per_node
-    needed = plan.nodes * each
-    ids = list(plan.gpu_ids) or (visible.split(",") if visible else None)
-    if ids is None:
-        ids = [str(number) for number in range(needed)]
-    if len(ids) < needed:
-        raise ClusterrunError(
-            f"{plan.nodes} x {each} GPUs are needed ({needed}), but only {len(ids)} can be used",
-            cause=f"GPUs {','.join(ids)}",
-            hint="name more with --gpu-ids, or use fewer nodes",
-        )
-    return [",".join(ids[rank * each : (rank + 1) * each]) for rank in range(plan.nodes)]
-
-
 def _start_controller(plan: Plan, paths: RunPaths, job_id: JobId) -> Submission:
-    keep = set(plan.pass_env)
-    if plan.device is Device.CUDA and not plan.gpu_ids:
-        keep.add(VISIBLE)  # the user chose these GPUs in the shell
     done = shell.run(
         [sys.executable, "-m", "clusterrun.backends.local.controller", str(paths.root), job_id],
-        env=scrubbed(os.environ, keep=keep),
+        env=scrubbed(os.environ, keep=plan.pass_env),
         cwd=paths.root,  # python -m looks for modules here first; the user's may have our names
         timeout_s=START_S,
         tries=1,

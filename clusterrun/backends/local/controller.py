@@ -21,25 +21,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from clusterrun.backends.local.backend import (
-    SCHEMA,
-    VISIBLE,
-    Controlling,
-    boot_id,
-    identity,
-    split_gpus,
-)
+from clusterrun.backends.local.backend import SCHEMA, VISIBLE, Controlling, identity
 from clusterrun.errors import NodeExit
 from clusterrun.launch.plan import LOOPBACK, Plan
 from clusterrun.node.base.processes import adopt_orphans, die_with_parent, kill_descendants
 from clusterrun.node.conductor.agents import Agents
 from clusterrun.node.conductor.conductor import Conductor
 from clusterrun.node.conductor.host import Host, Signals
+from clusterrun.rundir.outcome import Reason, write_request
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.plan import read_plan
-from clusterrun.rundir.reading import as_text
+from clusterrun.rundir.reading import as_text, read_plan
 from clusterrun.rundir.record import register_run
-from clusterrun.rundir.request import Reason, write_request
 from clusterrun.shared.files import read_json, write_whole
 
 READY = b"ready"
@@ -62,11 +54,7 @@ def write_controller(paths: RunPaths) -> None:
     """Record this process as the controller of a run."""
     pid = os.getpid()
     controller = Controlling(
-        pid=pid,
-        identity=identity(pid) or "",
-        boot_id=boot_id(),
-        host=socket.gethostname(),
-        started_at=time.time(),
+        pid=pid, identity=identity(pid) or "", host=socket.gethostname(), started_at=time.time()
     )
     write_whole(paths.controller, as_text(controller, SCHEMA))
 
@@ -203,16 +191,16 @@ class LocalHost(Host):
     def start(
         self, attempt: int, *, port: int, is_relaunch: bool, excluded: tuple[str, ...]
     ) -> LocalStep:
-        """Start every node. Raises OSError and ClusterrunError."""
+        """Start every node. Raises OSError."""
         del is_relaunch, excluded  # a simulated node is never lost on its own
-        gpus = split_gpus(self.plan, os.environ.get(VISIBLE))
         step = LocalStep(paths=self.paths, running={}, lead_s=self.plan.warning_s)
         words = (str(attempt), LOOPBACK, str(port))
-        environ = {name: text for name, text in os.environ.items() if name != VISIBLE}
+        each = self.plan.gpus_per_node
         for rank in range(self.plan.nodes):
             own = {**self.environ, "CLUSTERRUN_LOCAL_NODE_RANK": str(rank)}
-            own |= {VISIBLE: gpus[rank]} if gpus else {}
-            node = start_node(self.paths, words, Path(self.plan.workdir), {**environ, **own})
+            if gpus := self.plan.gpu_ids[rank * each : (rank + 1) * each]:
+                own[VISIBLE] = ",".join(gpus)
+            node = start_node(self.paths, words, Path(self.plan.workdir), {**os.environ, **own})
             step.running[node.pid] = node
         return step
 

@@ -27,7 +27,7 @@ from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared import shell
 from clusterrun.shared.hostlist import fold_hosts, parse_hostlist
-from clusterrun.shared.job_id import JobId
+from clusterrun.shared.state import JobId
 
 SBATCH_TIMEOUT_S = 60.0
 CHAINED = "chained"  # second argument of the script: a job that waits for the one before it

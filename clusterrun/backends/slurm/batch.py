@@ -24,7 +24,7 @@ def main(argv: Sequence[str]) -> int:
     from clusterrun.node.conductor.conductor import Conductor
     from clusterrun.rundir.outcome import write_end
     from clusterrun.rundir.paths import RunPaths
-    from clusterrun.rundir.plan import read_plan
+    from clusterrun.rundir.reading import read_plan
     from clusterrun.shared.state import JobState
 
     run_dir, kind, directory, environ, seconds, *srun = argv

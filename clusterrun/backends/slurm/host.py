@@ -183,7 +183,7 @@ class SlurmHost(Host):
 
     def unreachable(self, nodes: Sequence[str]) -> tuple[str, ...]:
         """Return the nodes on which slurmd accepts no connection."""
-        from clusterrun.node.recovery.reach import unreachable
+        from clusterrun.node.recovery.lost import unreachable
 
         return unreachable(nodes)
 

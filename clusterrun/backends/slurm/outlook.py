@@ -15,20 +15,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from clusterrun.backends.slurm.query import pairs, parse_time
-from clusterrun.backends.slurm.reasons import (
-    WAITS_FOR_REPAIR,
-    Fact,
-    FactKind,
-    Outlook,
-    Sooner,
-    Use,
-)
+from clusterrun.backends.slurm.reasons import WAITS_FOR_REPAIR, Fact, FactKind, Outlook, Sooner, Use
 from clusterrun.backends.slurm.site import NodeGroup, answer, node_groups
 from clusterrun.backends.status import JobStatus
 from clusterrun.config.choices import Strategy
 from clusterrun.errors import UsageError
 from clusterrun.launch.plan import Plan
-from clusterrun.rundir.plan import read_plan
+from clusterrun.rundir.reading import read_plan
 from clusterrun.shared.hostlist import parse_hostlist
 from clusterrun.shared.sizes import parse_bytes
 

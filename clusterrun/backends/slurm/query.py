@@ -21,18 +21,16 @@ from typing import Any, TypeVar
 from clusterrun.backends.base import SchedulerJob
 from clusterrun.backends.environment import scrubbed
 from clusterrun.errors import ClusterrunError, SchedulerUnreachableError
-from clusterrun.rundir.known_roots import state_dir
 from clusterrun.rundir.paths import RunPaths
+from clusterrun.rundir.record import state_dir
 from clusterrun.shared import shell
 from clusterrun.shared.files import read_json, write_whole
-from clusterrun.shared.job_id import JobId
 from clusterrun.shared.locks import locked
-from clusterrun.shared.state import JobState, parse_slurm_state
+from clusterrun.shared.state import JobId, JobState, parse_slurm_state
 from clusterrun.shared.typed import decoded
 
 # The reason is the only free text: a separator in it does no harm.
-SQUEUE_FIELDS = ("%i", "%T", "%N", "%M", "%l", "%S", "%e", "%r")
-REQUEST_FIELDS = ("%P", "%D")  # what Slurm considers now: a job may be changed while it waits
+SQUEUE_FIELDS = ("%i", "%T", "%N", "%M", "%l", "%S", "%e", "%P", "%D", "%r")
 SACCT_FIELDS = (
     *("JobID", "State", "ExitCode", "NodeList", "ElapsedRaw", "TimelimitRaw", "Start", "End"),
     "Reason",
@@ -50,7 +48,6 @@ WAITING = frozenset({"Priority", "Resources", "BeginTime", "JobHeldUser", "JobHe
 
 Answer = dict[str, SchedulerJob]
 T = TypeVar("T")
-_REQUEST = r"(?P<reason>.*?)(?:\|(?P<partition>[^|]*)\|(?P<nodes>[0-9]+))?\Z"
 
 
 def call(
@@ -138,8 +135,8 @@ def ask(
     try:
         # Without a user, squeue loads the jobs of all users, or one job.
         user = [f"--user={os.getuid()}"] if own and len(job_ids) > 1 else []
-        fields = SEPARATOR.join((*SQUEUE_FIELDS, *REQUEST_FIELDS))
-        options = (*user, f"--jobs={','.join(job_ids)}", f"--format={fields}")
+        jobs, fields = ",".join(job_ids), SEPARATOR.join(SQUEUE_FIELDS)
+        options = (*user, f"--jobs={jobs}", f"--format={fields}")
         found = parse_squeue(_squeue(slurm_cluster, *options))
     except SchedulerUnreachableError as error:
         if not shell.may_pass(error.cause or ""):
@@ -199,8 +196,8 @@ def _squeue(slurm_cluster: str | None, *options: str) -> str:
 def parse_squeue(text: str) -> dict[str, SchedulerJob]:
     """Parse squeue's lines; skip lines of another shape (`CLUSTER: x`).
 
-    >>> parse_squeue("11|RUNNING|node[1-2]|0:02|10:00|1795257574|1795258174|None")["11"].nodelist
-    'node[1-2]'
+    >>> parse_squeue("11|PENDING||0:00|10:00|N/A|N/A|gpu|2|Priority")["11"].asked_nodes
+    2
     """
     return {row[0]: _squeue_job(row) for row in _rows(text, SQUEUE_FIELDS)}
 
@@ -211,14 +208,14 @@ def _rows(text: str, fields: Sequence[str]) -> Iterator[list[str]]:
 
 
 def _squeue_job(values: Sequence[str]) -> SchedulerJob:
-    job_id, state, nodes, elapsed, limit, start, end, rest = values
-    request = re.match(_REQUEST, rest)
-    reason, partition, number = request.groups() if request else (rest, None, None)
+    job_id, state, nodes, elapsed, limit, start, end, partition, number, reason = values
     times = (parse_clock(elapsed), parse_clock(limit), start, end)
     job = _job("squeue", job_id, state, reason, nodes, times)
     if job.state is not JobState.PENDING:
         return job
-    return replace(job, partition=partition or "", asked_nodes=int(number) if number else None)
+    # What Slurm considers now: a job may be changed while it waits.
+    asked = int(number) if number.isdecimal() else None
+    return replace(job, partition=partition, asked_nodes=asked)
 
 
 _Times = tuple[int | None, int | None, str, str]

@@ -14,7 +14,7 @@ from typing import Final
 from clusterrun.backends.slurm.query import SEPARATOR, TTL_S, cached, parse_clock, printed
 from clusterrun.backends.slurm.reasons import Use
 from clusterrun.errors import SchedulerUnreachableError, SubmissionError, UsageError, shortened
-from clusterrun.health.compare import some
+from clusterrun.health.examine import some
 from clusterrun.launch.plan import Plan
 from clusterrun.shared import shell
 from clusterrun.shared.durations import clock

@@ -16,11 +16,8 @@ from typing import Any, Final, TypeAlias
 import click
 
 from clusterrun.backends.status import JobStatus
-from clusterrun.cli.shared import output
-from clusterrun.cli.shared.job_json import end_object
-from clusterrun.cli.shared.job_text import cut, failure_lines, lost_steps, verdict_line, warn_stuck
+from clusterrun.cli.shared import job_view, output
 from clusterrun.cli.shared.output import Command
-from clusterrun.cli.shared.progress_text import WaitLine
 from clusterrun.diagnosis.kinds import Retry
 from clusterrun.errors import Exit
 from clusterrun.rundir.outcome import Cause, Next, Outcome, ShortVerdict
@@ -78,7 +75,7 @@ def block(
     if verdict and verdict.victims:
         yield "", f"{count(verdict.victims, 'other rank')} failed because of it"
     if verdict and not verdict.generic:
-        yield "cause", verdict_line(verdict)
+        yield "cause", job_view.verdict_line(verdict)
     yield from labelled("then", followed)
     name = shlex.quote(job.record.job_id or job.record.run_dir) if job else ""
     if verdict:
@@ -109,7 +106,7 @@ def _lost(job: JobStatus, attempt: int) -> Iterator[Row]:
         return
     if found.lost_steps:
         saved = "" if last.checkpoint is None else f": the newest checkpoint is {last.checkpoint}"
-        yield "lost", f"{lost_steps(found)}{saved}"
+        yield "lost", f"{job_view.lost_steps(found)}{saved}"
     elif last.checkpoint is None and last.is_handled:
         yield "ended", "in the script's own signal handler"
     elif last.checkpoint is None and last.step:
@@ -133,9 +130,10 @@ def _error_lines(
     # The log may have the error of a rank that only exited, or of another rank.
     is_told |= bool(failure and failure.cause is not Cause.EXIT and is_of_it)
     if verdict and not (failure and is_told):
-        yield ": ".join(filter(None, (verdict.place, cut(verdict.text.partition("\n")[0]))))
+        text = job_view.cut(verdict.text.partition("\n")[0])
+        yield ": ".join(filter(None, (verdict.place, text)))
     elif failure:
-        yield from map(cut, failure_lines(failure)[:_LINES])
+        yield from map(job_view.cut, job_view.failure_lines(failure)[:_LINES])
         place = f"at {failure.where}" if failure.where else place
     ranks = len(verdict.ranks) if verdict and verdict.generic else 0
     alike = max(ranks, failure.alike if failure else 0)
@@ -158,8 +156,9 @@ def await_end(record: JobRecord, data: dict[str, Any] | None, *, follow: bool) -
         return Exit.INTERRUPTED
     end: dict[str, Any] = {}
     try:
-        ended = wait(record, stuck=warn_stuck, rest=WaitLine().rest)
-        end = end_object(ended)
+        rest = job_view.WaitLine().rest
+        ended = wait(record, stuck=job_view.warn_stuck, rest=rest)
+        end = job_view.end_object(ended)
     except KeyboardInterrupt:
         output.say_interrupted(f"job {record.job_id} keeps running")
         output.say(how_to_end)

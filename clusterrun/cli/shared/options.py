@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
 import click
 from click.core import ParameterSource
 
-from clusterrun.cli.shared import complete, output
+from clusterrun.cli.shared import complete, output, spellings
 from clusterrun.cli.shared.help import (
     HEADINGS,
     OF_A_JOB,
@@ -20,11 +20,6 @@ from clusterrun.cli.shared.help import (
     under,
 )
 from clusterrun.cli.shared.output import CONFIRM_ABOVE_NODES
-from clusterrun.cli.shared.spellings import (
-    refuse_launcher_module,
-    refuse_misplaced,
-    refuse_other_program,
-)
 from clusterrun.config.fields import Field, Kind
 from clusterrun.config.load import Given
 from clusterrun.config.settings import BUILT_IN, Resolved
@@ -165,7 +160,7 @@ class JobCommand(GroupedCommand):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Keep the words as typed, since origins name the spelling."""
         ctx.meta[_TYPED] = list(args)
-        refuse_launcher_module(args, ctx)
+        spellings.refuse_launcher_module(args, ctx)
         return super().parse_args(ctx, args)
 
 
@@ -315,12 +310,12 @@ def _checked(ctx: click.Context, words: Sequence[str], module: Given | None) -> 
     before = ctx.meta[_TYPED][: -len(words)]
     if not module and not words[0].startswith("-"):
         own = [word for word in before if word != "--"]
-        refuse_other_program(words, ctx.info_name or "", own)
+        spellings.refuse_other_program(words, ctx.info_name or "", own)
     if before[-1:] == ["--"] or words[0].startswith("--"):
         return ()
     if module:
-        return refuse_misplaced(ctx, before, str(module.value), words, is_module=True)
-    return refuse_misplaced(ctx, before, words[0], words[1:], is_module=False)
+        return spellings.refuse_misplaced(ctx, before, str(module.value), words, is_module=True)
+    return spellings.refuse_misplaced(ctx, before, words[0], words[1:], is_module=False)
 
 
 def _entry(words: Sequence[str], *, has_module: bool) -> dict[str, Any]:

@@ -6,7 +6,6 @@ Lines and tables fit the width of a terminal; elsewhere they are printed as they
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import sys
@@ -197,15 +196,8 @@ def detail(label: str, text: str) -> None:
 
 def answer_json(data: Mapping[str, Any]) -> None:
     """Print one JSON object on stdout; null for NaN and infinity, which JSON does not have."""
-    answer(json.dumps(_finite(data), indent=2, allow_nan=False), wraps=False)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _finite(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    finite = json.loads(json.dumps(data, default=dict), parse_constant=lambda _: None)
+    answer(json.dumps(finite, indent=2), wraps=False)
 
 
 def answer_table(

@@ -26,21 +26,12 @@ from rich.text import Text
 from clusterrun.advice.question import question_of
 from clusterrun.backends.evidence import Evidence, read_evidence
 from clusterrun.backends.status import JobStatus, with_usage
-from clusterrun.cli.shared import output
-from clusterrun.cli.shared.job_text import failure_text, where_or_why
-from clusterrun.cli.shared.progress_text import (
-    activity,
-    eta_s,
-    rate,
-    silence,
-    steps_done,
-    usage_lines,
-)
+from clusterrun.cli.shared import job_view, output
 from clusterrun.diagnosis.training import losses_in
 from clusterrun.errors import ClusterrunError
 from clusterrun.estimates.estimate import estimate
+from clusterrun.logs.merge import find_newest
 from clusterrun.logs.sources import OVERVIEW, find_files, sources_of
-from clusterrun.logs.tail import find_newest
 from clusterrun.logs.text import clock_time, readable, strip_controls
 from clusterrun.logs.views import source_name
 from clusterrun.rundir.record import JobRecord
@@ -123,14 +114,14 @@ def _head(job: JobStatus) -> str:
 def _answers(job: JobStatus, nodes: Mapping[str, Badness]) -> list[Text]:
     """Say what is wrong, else that nothing is."""
     runs = job.state is JobState.RUNNING
-    wrong = [failure_text(job.failure)] if job.failure else []
+    wrong = [job_view.failure_text(job.failure)] if job.failure else []
     wrong += [*(each.text for each in job.suspicions), *job.notes]
     wrong += _warnings(job, nodes) if runs else ()
     if wrong:
         return [_line(text, "yellow" if runs else "red") for text in wrong]
     if runs and (nodes or job.progress.step is not None):
         return [_line("all well", "green")]
-    return [_line(activity(job), "yellow")]
+    return [_line(job_view.activity(job), "yellow")]
 
 
 def _warnings(job: JobStatus, nodes: Mapping[str, Badness]) -> Iterator[str]:
@@ -139,7 +130,7 @@ def _warnings(job: JobStatus, nodes: Mapping[str, Badness]) -> Iterator[str]:
         yield job.reason
     if late := {node: bad[0] for node, bad in nodes.items() if bad[0]}:
         yield f"{fold_hosts(late)}: no sample for {clock(max(late.values()))}"
-    if job.progress.step is not None and (text := silence(job.progress)):
+    if text := job_view.silence(job.progress):
         yield f"training: {text}"
     if idle := alerts.count(AlertKind.GPU_IDLE):
         yield f"{idle} of {count(sum(len(each.gpus) for each in job.usage.values()), 'GPU')} idle"
@@ -155,17 +146,18 @@ def _warnings(job: JobStatus, nodes: Mapping[str, Badness]) -> Iterator[str]:
 
 def _training(job: JobStatus, plan: str, seen: Evidence, losses: Sequence[float]) -> Iterator[str]:
     if job.progress.step is not None:
-        done, total, left = steps_done(job.progress), job.progress.total, eta_s(job)
+        done, total = job_view.steps_done(job.progress), job.progress.total
+        left = job_view.eta_s(job)
         share = min(1.0, max(0.0, job.progress.step / total)) if total else 0.0
         bar = f"  {share:4.0%} [{('█' * round(share * _WIDE)).ljust(_WIDE)}]" if total else ""
         yield f"step   {done}{bar}{'' if left is None else f' {clock(left)} left'}"
-    if text := rate(job.progress):
+    if text := job_view.rate(job.progress):
         yield f"rate   {text}{plan * (job.progress.unit == 'step')}"
     if curve := sparkline(losses):
         yield f"loss   {losses[-1]:.4g}   {losses[0]:.4g} {curve}"
     yield f"saved  {_saved(job, seen)}"
-    yield from (f"{label} {text}" for label, text in usage_lines(job))
-    if not job.pending and (hosts := where_or_why(job)):
+    yield from (f"{label} {text}" for label, text in job_view.usage_lines(job))
+    if not job.pending and (hosts := job_view.where_or_why(job)):
         yield f"nodes  {hosts}"
 
 

@@ -25,7 +25,7 @@ from clusterrun.shared import shell
 from clusterrun.shared.wording import nearest
 
 if TYPE_CHECKING:
-    from clusterrun.linting.options import ScriptOptions
+    from clusterrun.linting.source import ScriptOptions
 
 JOB_VERBS: Final = ("submit", "render", "check", "resume", "resubmit", "scaling", "plan")
 CONTINUING: Final = ("resume", "resubmit")
@@ -353,8 +353,7 @@ def _refusal(
 
 def _options_of(entry: str, *, is_module: bool) -> ScriptOptions:
     """Read a script and the modules of its project."""
-    from clusterrun.linting.options import ScriptOptions  # rarely needed, slow to import
-    from clusterrun.linting.source import Script
+    from clusterrun.linting.source import Script, ScriptOptions  # rarely needed, slow to import
 
     path = Path(*entry.split(".")) if is_module else Path(entry)
     waiting = [path.with_suffix(".py"), path / "__main__.py"] if is_module else [path]

@@ -12,6 +12,7 @@ from clusterrun.backends.environment import SBATCH
 from clusterrun.cli.shared import output
 from clusterrun.errors import ElsewhereError, Exit
 from clusterrun.launch.plan import Plan
+from clusterrun.rendering.bundle import by_hand
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.wording import count
 from clusterrun.verbs.render import Prepared, place
@@ -67,8 +68,6 @@ def print_files(prepared: Prepared, *, as_json: bool) -> None:
         head = {"schema": "clusterrun.render/1", "name": prepared.plan.name}
         output.answer_json({**head, "files": prepared.bundle.files, "notes": prepared.notes})
     elif prepared.plan.hosts:
-        from clusterrun.rendering.by_hand import by_hand  # only for hosts
-
         output.answer("\n".join(by_hand(prepared.plan, prepared.bundle)), wraps=False)
     else:
         output.answer_exactly(prepared.bundle.script)
@@ -131,11 +130,13 @@ def answer_and_wait(record: JobRecord, data: dict[str, Any], asked: HowToAnswer)
             output.note("the job ends with this allocation; at the end of a script, use --wait")
         if record.cluster.scheduler.reads_sbatch and record.nodes > _FEW_NODES:
             # Such as for more nodes than a partition has.
-            from clusterrun.cli.shared.job_text import warn_stuck
-            from clusterrun.verbs.status import stuck_now
+            from clusterrun.backends.slurm.outlook import explained
+            from clusterrun.cli.shared.job_view import warn_stuck
+            from clusterrun.verbs.status import look
 
-            if (job := stuck_now(record)) is not None:
-                warn_stuck(job)
+            now = look(record, max_age_s=0)
+            if now.pending and now.pending.can_start is False:
+                warn_stuck(explained(now))
         return Exit.OK
     from clusterrun.cli.shared.closing import await_end  # most submissions need none of it
     from clusterrun.verbs.find import refuse_elsewhere
@@ -163,7 +164,7 @@ def print_where(record: JobRecord) -> None:
 def submission_object(
     record: JobRecord, prepared: Prepared, warnings: Warnings, *, verb: str = "submit"
 ) -> dict[str, Any]:
-    """Describe a submitted job; `job_json.end_object` describes its end."""
+    """Describe a submitted job; `job_view.end_object` describes its end."""
     spec, ranks = prepared.resolved.spec, prepared.plan.data_parallel
     batch = spec.effective_batch
     if spec.micro_batch is not None:

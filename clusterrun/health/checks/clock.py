@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from clusterrun.health.checks import CheckPage, check
+from clusterrun.health.node import CheckPage, Needs, check
 from clusterrun.health.paths import LOCAL, existing, file_system
 from clusterrun.shared.finding import Finding, note, ok, skip
-
-if TYPE_CHECKING:
-    from clusterrun.health.node import Needs
 
 _NAME: Final = "node.clock"
 CLOCK_S: Final = 5.0

@@ -8,45 +8,27 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
-from clusterrun.node.agent.journal import Journal
-from clusterrun.node.agent.launcher import (
-    LauncherResult,
-    NodeLauncher,
-    launcher_of,
-    prepare_launch,
-)
-from clusterrun.node.base.causes import (
-    Cause,
-    Ending,
-    Failure,
-    NodeError,
-    NodeExit,
-    cancelled,
-)
+from clusterrun.node.agent.launcher import LauncherResult, NodeLauncher, launcher_of, prepare_launch
+from clusterrun.node.base.causes import Cause, Ending, Failure, NodeError, NodeExit, cancelled
 from clusterrun.node.base.identity import Attempt
 from clusterrun.node.base.processes import how_ended, kill_descendants, reap_adopted
-from clusterrun.node.base.report import LaunchParameters, Report
 from clusterrun.node.base.tasks import SharedDisk, guarded
 from clusterrun.node.forge.handle import Forge
-from clusterrun.node.forward.forward import Forwarder
-from clusterrun.node.forward.leftovers import pack
+from clusterrun.node.forward.forward import Forwarder, pack
 from clusterrun.node.forward.spool import Spool
-from clusterrun.node.link.clock import Clock
-from clusterrun.node.link.handshake import Realm
-from clusterrun.node.link.member import Member, Place
-from clusterrun.node.link.questions import Answerer
-from clusterrun.node.watch import interruption, stacks
+from clusterrun.node.link.connection import LaunchParameters, Realm, Report
+from clusterrun.node.link.member import Answerer, Member, Place
+from clusterrun.node.watch import hangs, interruption
 from clusterrun.node.watch.notes import NodeNotes
 from clusterrun.node.watch.preflight import NodeChecks, check_descriptors, node_report
 from clusterrun.node.watch.ranks import Ranks
 from clusterrun.node.watch.usage import Sampler
-from clusterrun.rundir.startup import STAGED_AT
-from clusterrun.rundir.usage import Alert, Sample, alert_texts
+from clusterrun.rundir.events import STAGED_AT
 from clusterrun.shared.control_page import ControlPage, Joining
 from clusterrun.shared.files import size_of
 from clusterrun.shared.hostlist import fold_hostlist
@@ -75,13 +57,12 @@ class Agent:
         spool: Spool,
         page: ControlPage,
         forwarder: Forwarder,
-        clock: Clock,
         forge: Forge | None = None,
     ) -> None:
         self._attempt, self._plan, self._who = attempt, attempt.plan, attempt.who
         self._place, self._spool, self._page, self._forge = place, spool, page, forge
         self._disk, self._cancelled = SharedDisk(), asyncio.Event()
-        self._journal = Journal(attempt, forwarder, clock)
+        self._journal = forwarder
         self._checks = NodeChecks(attempt.plan, is_head=attempt.who.is_first)
         self._notes = NodeNotes(attempt, self._checks)
         self._ranks = Ranks(
@@ -95,10 +76,10 @@ class Agent:
         self._own = interruption.OwnSignals(page=page, pids=self._pids, is_in_step=signals_ranks)
         self._link: Member
         self._launcher: NodeLauncher  # while it `_is_running`
-        self.was_warned = self._was_signalled = self._is_stuck = False
+        self.was_warned = self.was_signalled = self._is_stuck = False
         self._is_running = self._is_resting = False
         self.next_attempt, self.may_rest = 0, True
-        self._lost_by: Ending | None = None
+        self.lost_by: Ending | None = None  # the loss of the conductor
         self._told_at = 0.0
 
     @property
@@ -106,14 +87,9 @@ class Agent:
         """Child processes that may be stuck in the kernel."""
         return [*(self._notes.gpus.pids if self._notes.gpus else []), *self._checks.pids]
 
-    @property
-    def orphaned_by(self) -> Ending | None:
-        """The loss of the conductor, if this agent was not signalled to end; else None."""
-        return None if self._was_signalled else self._lost_by
-
     def end(self) -> None:
         """End the job on all nodes, after a checkpoint if the ranks can write one."""
-        self._was_signalled = True
+        self.was_signalled = True
         if self._is_resting:
             self._link.end_rest()
         elif self._is_running and (self._page.is_used or self._own.are_caught):
@@ -159,7 +135,7 @@ class Agent:
         met = vars(parameters)
         self._journal.event("rendezvous", **{n: v for n, v in met.items() if n != "variables"})
         if self._who.is_first:
-            self._journal.say_where(self._plan, parameters)
+            self._journal.say_where(parameters)
         return await self._train(parameters)
 
     def _about(self) -> dict[str, Any]:
@@ -205,7 +181,12 @@ class Agent:
             self._attempt, parameters, self._spool, self._forge, self._journal.say_not_forked
         )
         self._notes.launching()
-        sampler = self._sampler()
+        sampler = Sampler(
+            attempt=self._attempt,
+            gpus=self._notes.gpus,
+            pids=lambda: self._ranks.pids,
+            journal=self._journal,
+        )
         self._launcher.start()
         sampler.start()
         self._is_running = True
@@ -220,7 +201,7 @@ class Agent:
         await self._terminate()
         for note in await noting:
             self._journal.event("note", note=asdict(note))
-            self._journal.say(str(note), tell=False)
+            self._journal.say(str(note))
         self._kill()
         code = self._ended(ending)
         if self._link.has_lost_conductor:
@@ -228,23 +209,6 @@ class Agent:
         else:
             self.next_attempt = await self._leave(ending)
         return code
-
-    def _sampler(self) -> Sampler:
-        loop = asyncio.get_running_loop()
-        return Sampler(
-            attempt=self._attempt,
-            gpus=self._notes.gpus,
-            pids=lambda: self._ranks.pids,
-            now_s=self._journal.now_s,
-            alerted=lambda new, each: loop.call_soon_threadsafe(self._alerted, new, each),
-            say=self._journal.forwarder.say,
-        )
-
-    def _alerted(self, alerts: Sequence[Alert], sample: Sample) -> None:
-        for each in alerts:
-            self._journal.event("alert", kind=each.kind.value, gpu=each.gpu)
-        for text in alert_texts(alerts, sample):
-            self._journal.say(text, tell=False)
 
     # While the ranks run
 
@@ -304,12 +268,12 @@ class Agent:
         self._ranks.settle_by_launcher(result.failures)
         if self._ranks.have_failed:
             return
-        count, planned = self._ranks.known, self._plan.procs_per_node
-        is_short = self._plan.world_contract and count < planned
+        known, planned = self._ranks.known, self._plan.procs_per_node
+        is_short = self._plan.world_contract and known < planned
         if result.code == 0 and not is_short:
             self._link.report_done(has_left=self._page.has_left)
             return
-        when = f" after {count} of {planned} ranks had started" if is_short else ""
+        when = f" after {known} of {planned} ranks had started" if is_short else ""
         how = f"the launcher {how_ended(result.code)}{when}"
         ended = how if result.was_started else "cannot start the launcher"
         why = f": {result.last_line}" if result.last_line else ""
@@ -333,11 +297,11 @@ class Agent:
         }
 
     async def _stacks(self, _: Mapping[str, Any]) -> dict[str, Any]:
-        return stacks.to_data(await stacks.places(self._ranks.pids, self._spool, self._who.node))
+        return hangs.to_data(await hangs.places(self._ranks.pids, self._spool, self._who.node))
 
     async def _dump(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Have the ranks dump their flight recorders; of a running attempt, pack them now."""
-        dumped = await stacks.dump(self._ranks.pids, self._spool)
+        dumped = await hangs.dump(self._ranks.pids, self._spool)
         if message.get("live"):
             target = self._attempt.paths.live_dumps(self._attempt.number, self._who.node)
             await self._disk.do(partial(pack, self._spool, target, is_moved=True))
@@ -346,7 +310,7 @@ class Agent:
     def _signs(self, _: Mapping[str, Any]) -> dict[str, Any]:
         """Return a count, without a unit, that grows while any rank makes progress."""
         calls = sum(map(self._page.calls, self._page.ranks))
-        return {"signs": calls + stacks.bytes_moved(self._ranks.pids.values())}
+        return {"signs": calls + hangs.bytes_moved(self._ranks.pids.values())}
 
     def _joins(self, _: Mapping[str, Any]) -> dict[str, Any]:
         """Return how many ranks run, wait in init_process_group(), and have joined."""
@@ -390,11 +354,11 @@ class Agent:
         self._ranks.settle_by_launcher(result.failures if result else [])
         self._ranks.close()
         for text in self._spool.unlock():
-            self._journal.say(text, tell=False)
+            self._journal.say(text)
         if left:
             self._is_stuck = True
             self._journal.say(
-                f"processes {left} cannot be killed; they may be blocked in the kernel"
+                f"processes {left} cannot be killed; they may be blocked in the kernel", tell=True
             )
 
     def _is_over(self) -> bool:
@@ -405,12 +369,11 @@ class Agent:
     def _ended(self, ending: Ending) -> int:
         """Record the ending; if the conductor is lost, also report it to the user in its place."""
         failure, is_orphaned = ending.failure, self._link.has_lost_conductor
-        self._lost_by = ending if is_orphaned else None
+        self.lost_by = ending if is_orphaned else None
         if failure is not None and (failure.node == self._who.node or is_orphaned):
             data = asdict(failure)
             self._journal.event("failed", **{"ts": data.pop("at"), **data})
-        self._journal.event("ended", code=ending.code, reason=ending.reason)
-        self._journal.forwarder.end(ending.code, ending.reason)
+        self._journal.end(ending.code, ending.reason)
         if ending.code:
             reason = " ".join(ending.reason.split())
             self._journal.say(reason, tell=is_orphaned, is_error=ending.cause.is_failure)
@@ -420,10 +383,10 @@ class Agent:
         """Write the rest of the log and wait for the next attempt; return its number, 0 to exit."""
         self._is_running, self._is_resting, self.was_warned = False, True, False
         self._link.report_done(has_left=self._page.has_left)
-        is_drained = await asyncio.to_thread(self._journal.forwarder.finish, DRAIN_S)
+        is_drained = await asyncio.to_thread(self._journal.finish, DRAIN_S)
         may_rest = self.may_rest and not self._plan.cluster.scheduler.has_hosts
-        is_fit = may_rest and not (self._is_stuck or self._was_signalled)
+        is_fit = may_rest and not (self._is_stuck or self.was_signalled)
         is_well = is_drained and is_fit and ending.cause.is_failure
         following = await self._link.rest(is_well=is_well)
         await self._link.close()
-        return 0 if self._was_signalled else following
+        return 0 if self.was_signalled else following

@@ -12,8 +12,8 @@ from clusterrun.launch.environment import spellings
 from clusterrun.launch.plan import LOOPBACK, Precision
 from clusterrun.node.base.identity import Attempt
 from clusterrun.node.base.processes import allocated_cpus, openmp
-from clusterrun.node.base.report import LaunchParameters
 from clusterrun.node.forward.spool import FLIGHT, NCCL, Spool
+from clusterrun.node.link.connection import LaunchParameters
 from clusterrun.shared.given import noting_changes
 from clusterrun.shared.installed import installed_version
 from clusterrun.shared.wording import parse_version
@@ -59,7 +59,6 @@ def rank_environment(
         "CLUSTERRUN_BACKEND": "gloo" if needs_gloo else "",
         "CLUSTERRUN_ENGINE": plan.strategy.engine,
         "CLUSTERRUN_CHECKPOINT_DIR": str(attempt.paths.checkpoints_dir),
-        "CLUSTERRUN_AGENT_PID": str(os.getpid()),
         "PET_SIGNALS_TO_HANDLE": "SIGQUIT",  # torch's handler of SIGTERM would end the ranks
     }
     if plan.world_size == 1:  # accelerate's launcher sets nothing, and hosts no store

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from clusterrun.config.choices import Launcher
@@ -18,15 +18,15 @@ from clusterrun.errors import MESSAGE_LETTERS
 from clusterrun.launch.accelerate_argv import NodeLaunch, launch_argv
 from clusterrun.launch.plan import LOOPBACK, Precision
 from clusterrun.node.agent.environment import of_rank, portable, rank_environment
-from clusterrun.node.agent.journal import Journal
 from clusterrun.node.base.causes import NodeError, NodeExit
 from clusterrun.node.base.identity import Attempt
 from clusterrun.node.base.ports import candidate_ports, free_port
-from clusterrun.node.base.report import LaunchParameters
 from clusterrun.node.forge import launchers
 from clusterrun.node.forge.begin import WARNINGS
 from clusterrun.node.forge.handle import Forge
+from clusterrun.node.forward.forward import Forwarder
 from clusterrun.node.forward.spool import Spool
+from clusterrun.node.link.connection import LaunchParameters
 from clusterrun.shared import files
 from clusterrun.shared.own_modules import WORKER_MODULE, module_argv
 
@@ -41,26 +41,6 @@ class LauncherResult:
     failures: Sequence[dict[str, Any]] = ()
     last_line: str
     was_started: bool = True
-
-
-@dataclass(frozen=True, kw_only=True)
-class Start:
-    """What the ranks of a node are started with; `store` is set on the first node alone.
-
-    `ranks` has the variables of each, besides those of `env`.
-    """
-
-    entry: Sequence[str]
-    env: Mapping[str, str]
-    ranks: Sequence[Mapping[str, str]]
-    titles: Sequence[str]
-    first_rank: int
-    spool: Spool
-    store: tuple[str, int, int, int] | None
-
-    def by_rank(self, pids: Sequence[int]) -> dict[int, int]:
-        """Return the processes of the ranks by rank; `pids` begins with them."""
-        return dict(enumerate(pids[: len(self.ranks)], self.first_rank))
 
 
 class NodeLauncher(ABC):
@@ -82,9 +62,9 @@ class NodeLauncher(ABC):
         return {}
 
     @property
-    @abstractmethod
     def is_over(self) -> bool:
         """Return whether no rank of this launcher is left, or not all could be started."""
+        return self._refused is not None
 
     @abstractmethod
     def start(self) -> None:
@@ -94,9 +74,9 @@ class NodeLauncher(ABC):
         """Start no ranks from now on."""
         return
 
-    @abstractmethod
     def result(self) -> LauncherResult | None:
         """Return how the launcher ended; None if `ranks` shows all that there is to know."""
+        return self._refused
 
     def _last_line(self) -> str:
         return files.last_line(self._spool.launcher_output, MESSAGE_LETTERS)
@@ -160,113 +140,111 @@ class AccelerateLauncher(NodeLauncher):
         return LauncherResult(code=code, failures=failures, last_line=self._last_line())
 
 
-class DirectLauncher(NodeLauncher):
-    """Fresh interpreters with the environments that accelerate has computed on the first node."""
+class RankLauncher(NodeLauncher):
+    """Forks of this node's forge; fresh interpreters if it can't fork ranks, and a line why.
 
-    def __init__(self, start: Start) -> None:
-        super().__init__(start.spool)
-        self._start = start
+    Both get the environments that accelerate has computed on the first node.
+    """
 
-    @property
-    def ranks(self) -> Mapping[int, int]:
-        """The processes of the ranks; the agent reaps them after the attempt."""
-        return self._start.by_rank([process.pid for process in self._processes])
-
-    @property
-    def is_over(self) -> bool:
-        """Return whether not all ranks could be started."""
-        return self._refused is not None
-
-    def start(self) -> None:
-        """Start the ranks, and the store if this node has it."""
-        start, own = self._start, {"CLUSTERRUN_LAUNCHER_PID": str(os.getpid())}
-        argv = module_argv(sys.executable, WORKER_MODULE, *start.entry)
-        for variables in start.ranks:
-            self._run(argv, {**start.env, **variables, **own})
-        if start.store is not None:
-            store = _launcher_argv("store", *start.store)
-            self._run(store, os.environ, is_deaf=True)  # until it is killed
-
-    def result(self) -> LauncherResult | None:
-        """Return why the ranks cannot run; else None."""
-        for store in self._processes[len(self._start.ranks) :]:
-            if store.poll() is not None:
-                return LauncherResult(last_line=self._last_line())
-        return self._refused
-
-
-class ForgeLauncher(DirectLauncher):
-    """Forks of this node's forge; fresh interpreters if it can't fork ranks, and a line why."""
-
-    def __init__(self, start: Start, forge: Forge, say: Callable[[str], None]) -> None:
-        super().__init__(start)
-        self._forge, self._say, self._has_store = forge, say, start.store is not None
-        self._needs_forge, self._are_fresh, self._is_revoked = True, False, False
+    def __init__(
+        self,
+        attempt: Attempt,
+        parameters: LaunchParameters,
+        env: Mapping[str, str],
+        spool: Spool,
+        forge: Forge | None,
+        say: Callable[[str], None],
+    ) -> None:
+        super().__init__(spool)
+        plan, who, count = attempt.plan, attempt.who, attempt.plan.procs_per_node
+        self._job_id, self._entry, self._env = who.job_id, plan.entry, env
+        self._numbers = range(who.node_rank * count, (who.node_rank + 1) * count)
+        self._variables = [of_rank(attempt, parameters, env, spool, n) for n in range(count)]
+        self._has_store = who.is_first and is_store_used(parameters.variables)
+        self._place = (parameters.address, parameters.port, plan.nodes, plan.rendezvous_timeout_s)
+        self._forge, self._say = forge, say
+        self._needs_forge, self._are_fresh, self._is_revoked = forge is not None, False, False
 
     @property
     def pids(self) -> Sequence[int]:
         """The forge, and ranks that it could not fork."""
-        return [self._forge.pid, *super().pids]
+        return [*([self._forge.pid] if self._forge else []), *super().pids]
 
     @property
     def ranks(self) -> Mapping[int, int]:
-        """The processes of the ranks."""
+        """The processes of the ranks; the agent reaps those that it has started."""
         self._look()
-        return super().ranks if self._are_fresh else self._start.by_rank(self._forge.pids)
+        pids = self._forge.pids if self._forge and not self._are_fresh else super().pids
+        return dict(zip(self._numbers, pids, strict=False))  # the store may follow them
 
     @property
     def is_over(self) -> bool:
         """Return whether the forge has ended, or not all ranks could be started."""
         self._look()
-        return super().is_over if self._are_fresh else self._forge.is_dead
+        return self._forge.is_dead if self._forge and not self._are_fresh else super().is_over
 
     def start(self) -> None:
         """Order the ranks. The forge forks them when it has imported everything."""
-        start = self._start
+        if self._forge is None:
+            self._start_fresh()
+            return
+        command = " ".join(self._entry)
         self._forge.launch(
-            entry=list(start.entry),
-            env=start.env,
-            ranks=list(start.ranks),
-            titles=list(start.titles),
-            output=str(start.spool.launcher_output),
+            entry=list(self._entry),
+            env=self._env,
+            ranks=self._variables,
+            titles=[f"{command} [job {self._job_id} rank {n}]" for n in self._numbers],
+            output=str(self._spool.launcher_output),
         )
         self._look()
 
+    def _start_fresh(self) -> None:
+        """Start interpreters, and the store if this node has it and no forge hosts it."""
+        self._are_fresh, own = True, {"CLUSTERRUN_LAUNCHER_PID": str(os.getpid())}
+        argv = module_argv(sys.executable, WORKER_MODULE, *self._entry)
+        for variables in self._variables:
+            self._run(argv, {**self._env, **variables, **own})
+        if self._has_store and not self._needs_forge:
+            store = _launcher_argv("store", *self._place)
+            self._run(store, os.environ, is_deaf=True)  # until it is killed
+
     def _look(self) -> None:
-        forge = self._forge
+        if (forge := self._forge) is None:
+            return
         forge.look()
         if text := forge.new_output():  # of the modules that it imported
             with contextlib.suppress(OSError), open(self._spool.launcher_output, "ab") as log:
                 log.write(text)
         if forge.why_closed and not (forge.pids or self._are_fresh or self._is_revoked):
-            self._are_fresh = True
             self._say(f"{NOT_FORKED.format('as new interpreters')}: {forge.why_closed}")
             self._needs_forge = self._has_store and not forge.is_dead
-            if self._needs_forge:
-                self._start = replace(self._start, store=None)
-            super().start()
+            self._start_fresh()
 
     def revoke(self) -> None:
         """Start no ranks from now on, and don't wait for what the forge imports."""
         self._is_revoked = True
-        if self._forge.importing:
+        if self._forge and self._forge.importing:
             self._forge.close("the last attempt ended before it had imported everything")
 
     def result(self) -> LauncherResult | None:
         """Return why the ranks cannot run; else None."""
         self._look()
-        why = self._forge.problem_of_store if self._has_store else ""
-        if not why and self._needs_forge and self._forge.is_dead:
+        forge = self._forge
+        why = forge.problem_of_store if forge and self._has_store else ""
+        if not why and forge and self._needs_forge and forge.is_dead:
             what = "the ranks' store ended with the forge" if self._are_fresh else "the forge ended"
-            why = f"{what}: {self._forge.why_closed}"
-        return LauncherResult(last_line=why) if why else super().result()
+            why = f"{what}: {forge.why_closed}"
+        stores = self._processes[len(self._numbers) :]
+        if why or any(store.poll() is not None for store in stores):
+            return LauncherResult(last_line=why or self._last_line())
+        return super().result()
 
 
 def rendezvous_port(attempt: Attempt) -> int:
     """Return a port of this node that is free now. Raises NodeError."""
     plan, root = attempt.plan, attempt.paths.root  # hosts may have it in different places
     job, fixed = f"{attempt.who.job_id}:{root.parent.name}/{root.name}", plan.main_process_port
-    tried = candidate_ports(job, attempt.number, plan.port_range).rendezvous
+    tried = candidate_ports(job, attempt.number, plan.port_range)
     try:
         return free_port((fixed,) if fixed else tried)
     except OSError as error:
@@ -326,7 +304,7 @@ async def launch_variables(
 
 
 async def prepare_launch(
-    attempt: Attempt, spool: Spool, forge: Forge | None, journal: Journal
+    attempt: Attempt, spool: Spool, forge: Forge | None, journal: Forwarder
 ) -> tuple[int, Mapping[str, str]]:
     """Return, on the first node only, where the ranks meet, and variables: those of accelerate.
 
@@ -360,27 +338,13 @@ def launcher_of(
     say: Callable[[str], None],
 ) -> NodeLauncher:
     """Return what starts this node's ranks."""
-    plan, who = attempt.plan, attempt.who
+    plan = attempt.plan
     env = rank_environment(os.environ, attempt, parameters, spool.root)
     if not parameters.variables:
         if forge is not None:
             forge.close("accelerate launch starts the ranks")
         return AccelerateLauncher(launch_arguments(attempt, parameters), env, spool)
     spool.launcher_dir.mkdir(mode=0o700, exist_ok=True)  # for torch's error files
-    command, count = " ".join(plan.entry), plan.procs_per_node
-    first = who.node_rank * count
-    is_host = who.is_first and is_store_used(parameters.variables)
-    host = (parameters.address, parameters.port, plan.nodes, plan.rendezvous_timeout_s)
-    start = Start(
-        entry=plan.entry,
-        env=env,
-        ranks=[of_rank(attempt, parameters, env, spool, n) for n in range(count)],
-        titles=[f"{command} [job {who.job_id} rank {first + n}]" for n in range(count)],
-        first_rank=first,
-        spool=spool,
-        store=host if is_host else None,
-    )
-    if forge is None:
-        return DirectLauncher(start)
     is_asked = plan.launcher is Launcher.FORGE
-    return ForgeLauncher(start, forge, say if is_asked else lambda _: None)
+    told = say if is_asked else lambda _: None
+    return RankLauncher(attempt, parameters, env, spool, forge, told)

@@ -18,13 +18,12 @@ from clusterrun.node.base.processes import adopt_orphans, has_children, kill_des
 from clusterrun.node.base.stderr import say_on_stderr
 from clusterrun.node.forge.begin import WARNINGS, begun
 from clusterrun.node.forge.handle import Forge
-from clusterrun.node.forward.forward import POLL_S, Forwarder, Limits
+from clusterrun.node.forward.forward import Forwarder
 from clusterrun.node.forward.spool import Spool, create_spool
-from clusterrun.node.link.clock import Clock
-from clusterrun.node.link.member import Place
-from clusterrun.node.recovery.lost_head import see_to_run
+from clusterrun.node.link.member import Clock, Place
+from clusterrun.node.recovery.lost import see_to_run
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.plan import read_plan
+from clusterrun.rundir.reading import read_plan
 from clusterrun.shared.control_page import ControlPage
 from clusterrun.shared.wording import count
 
@@ -63,15 +62,10 @@ def _run_attempt(paths: RunPaths, number: int, post: Post) -> tuple[int, int]:
         "cannot create the ranks' control page", "; check the disk space in TMPDIR", spool
     ):
         page = ControlPage(spool.control, plan.procs_per_node)
-    limits = Limits(
-        spool_bytes=plan.log_spool_bytes,
-        lines_per_s=plan.log_lines_per_s,
-        poll_s=max(POLL_S, plan.nodes / 1000),  # all nodes flush at most a thousand times a second
-    )
-    forwarder = Forwarder(spool, paths, number, who.node, limits=limits, clock=post.clock)
-    forwarder.start()
     attempt = Attempt(plan=plan, paths=paths, number=number, who=who)
-    agent = Agent(attempt, post.place, spool, page, forwarder, post.clock, post.forge)
+    forwarder = Forwarder(attempt, spool, post.clock)
+    forwarder.start()
+    agent = Agent(attempt, post.place, spool, page, forwarder, post.forge)
     agent.may_rest = post.may_rest
     try:
         return asyncio.run(post.run(agent)), agent.next_attempt
@@ -79,8 +73,8 @@ def _run_attempt(paths: RunPaths, number: int, post: Post) -> tuple[int, int]:
         kill_descendants(agent.unawaited, spared=post.spared if agent.next_attempt else ())
         if not agent.next_attempt:
             post.close()
-        if agent.orphaned_by is not None:
-            see_to_run(attempt, agent.orphaned_by, forwarder.say)
+        if agent.lost_by is not None and not agent.was_signalled:
+            see_to_run(attempt, agent.lost_by, forwarder.say)
         if forwarder.finish(DRAIN_S):
             spool.remove()
         else:

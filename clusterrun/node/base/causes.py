@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import signal
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from clusterrun.errors import NodeExit as NodeExit
@@ -80,21 +80,6 @@ def cancelled(node: str) -> Failure:
     return Failure(node=node, code=code, cause=Cause.CANCELLED, message="cancelled")
 
 
-def first_failure(failures: Iterable[Failure]) -> Failure:
-    """Return the earliest failure, with consequences last; `failures` must not be empty.
-
-    If a node is lost, a cancellation is also a consequence: Slurm ends the other tasks, and its
-    SIGTERM may arrive before the loss is reported.
-    """
-    given = list(failures)
-    is_node_lost = any(failure.cause is Cause.NODE_LOST for failure in given)
-
-    def order(failure: Failure) -> tuple[bool, bool, float]:
-        return failure.is_consequence, is_node_lost and failure.cause is Cause.CANCELLED, failure.at
-
-    return min(given, key=order)
-
-
 _CAUSES: Mapping[int, Cause] = {
     NodeExit.RENDEZVOUS_FAILED: Cause.RENDEZVOUS,
     NodeExit.NODE_UNFIT: Cause.NODE_UNFIT,
@@ -137,8 +122,18 @@ class Ending:
 
     @classmethod
     def of_first(cls, failures: Sequence[Failure]) -> Ending:
-        """Return the ending that the first of several failures causes."""
-        first = first_failure(failures)
+        """Return the ending that the earliest failure causes; consequences come last.
+
+        If a node is lost, a cancellation is also a consequence: Slurm ends the other tasks, and its
+        SIGTERM may arrive before the loss is reported.
+        """
+        is_node_lost = any(failure.cause is Cause.NODE_LOST for failure in failures)
+
+        def order(failure: Failure) -> tuple[bool, bool, float]:
+            is_by_loss = is_node_lost and failure.cause is Cause.CANCELLED
+            return failure.is_consequence, is_by_loss, failure.at
+
+        first = min(failures, key=order)
         is_by_script = first.cause in (Cause.EXCEPTION, Cause.EXIT) and first.where
         own = [f for f in failures if not f.is_consequence]
         alike = [f for f in own if (f.cause, f.where) == (first.cause, first.where)]

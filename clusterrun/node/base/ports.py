@@ -5,31 +5,23 @@ from __future__ import annotations
 import errno
 import socket
 import zlib
-from typing import NamedTuple
 
-CANDIDATES = 16  # for each of the two purposes
+CANDIDATES = 16
 _STRIDE = 797  # prime, so that the candidates of neighbouring jobs differ
 
 
-class Ports(NamedTuple):
-    """The ports to try for the agents' link and for torch's rendezvous; no port is in both."""
-
-    link: tuple[int, ...]
-    rendezvous: tuple[int, ...]
-
-
-def candidate_ports(job: str, attempt: int, within: tuple[int, int]) -> Ports:
+def candidate_ports(job: str, attempt: int, within: tuple[int, int]) -> tuple[int, ...]:
     """Derive the ports to try from job and attempt; `within` is the range, inclusive.
 
-    `job` is the id and the run, since local ids are unique only in one runs directory.
+    `job` is the id and the run, since local ids are unique only in one runs directory. Attempt 0
+    stands for the agents' link, the others for torch's rendezvous.
     """
     first, last = within
     size = last - first + 1
     stride = _STRIDE if size % _STRIDE else 1
     start = zlib.crc32(f"{job}:{attempt}".encode())
-    numbers = range(min(size, 2 * CANDIDATES))
-    ports = tuple(first + (start + number * stride) % size for number in numbers)
-    return Ports(link=ports[0::2], rendezvous=ports[1::2])
+    numbers = range(min(size, CANDIDATES))
+    return tuple(first + (start + number * stride) % size for number in numbers)
 
 
 def listening_socket(port: int, host: str = "") -> socket.socket:

@@ -83,37 +83,6 @@ def how_ended(code: int) -> str:
     return f"was killed by {names.get(-code, f'signal {-code}')}"
 
 
-class ForkedProcess:
-    """A child that this process has forked, like a `subprocess.Popen` of no program."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self._code: int | None = None
-
-    def poll(self) -> int | None:
-        """Return the exit status (negative: a signal) if the child has ended, else None."""
-        if self._code is None:
-            try:
-                pid, status = os.waitpid(self.pid, os.WNOHANG)
-            except ChildProcessError:  # somebody else has reaped it
-                self._code = 0
-            else:
-                self._code = os.waitstatus_to_exitcode(status) if pid else None
-        return self._code
-
-    def wait(self, timeout_s: float) -> int | None:
-        """Wait for its end as long as this; return what `poll` does."""
-        until = time.monotonic() + timeout_s
-        while self.poll() is None and time.monotonic() < until:
-            time.sleep(0.001)
-        return self._code
-
-    def kill(self) -> None:
-        """Kill the child, if it has not ended."""
-        if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
-
-
 def kill_descendants(unawaited: Collection[int] = (), spared: Collection[int] = ()) -> list[int]:
     """Kill and reap all descendants of this process but the `spared`; return the pids left.
 

@@ -25,9 +25,6 @@ class Tasks:
     def __iter__(self) -> Iterator[asyncio.Task[None]]:
         return iter(tuple(self._running))  # oldest first
 
-    def __len__(self) -> int:
-        return len(self._running)
-
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Start a task and keep it until it ends."""
         task = asyncio.ensure_future(work)

@@ -1,7 +1,7 @@
 """The agents of a job, as the conductor sees them: they join, train, rest or leave.
 
-A thread of its own talks to them (`leading.py`), since the conductor may have to wait for a
-scheduler or a disk. Its imports take as long as the agents' own start.
+A loop in a thread of its own talks to them, since the conductor may have to wait for a scheduler
+or a disk. What the thread imports takes as long as the agents' own start.
 """
 
 from __future__ import annotations
@@ -9,22 +9,28 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from clusterrun.errors import ClusterrunError
 from clusterrun.launch.plan import LOOPBACK, Plan
 from clusterrun.node.base.ports import candidate_ports, listening_socket
 from clusterrun.node.base.stderr import print_trouble, say_on_stderr
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.shared.descriptors import needed_descriptors, raise_descriptor_limit
+from clusterrun.shared.files import needed_descriptors, raise_descriptor_limit
 
 if TYPE_CHECKING:  # imported by the thread
+    import asyncio
+
     from clusterrun.node.base.causes import Ending
-    from clusterrun.node.conductor.leading import Leading
+    from clusterrun.node.conductor.leader import Leader
 
 START_S = 60.0  # for the thread to be there
+ANSWER_S = 10.0
+BACKLOG = 1024
+STRANGERS = 64  # connections that have not yet proved to be agents, besides as many as nodes
+_T = TypeVar("_T")
 
 
 class AgentsState(Enum):
@@ -37,14 +43,21 @@ class AgentsState(Enum):
 
 
 class Agents:
-    """The agents of a job, from attempt to attempt. `wake` wakes the conductor at a new state."""
+    """The agents of a job, with a leader for each attempt.
+
+    `wake` wakes the conductor at a new state.
+    """
 
     def __init__(self, paths: RunPaths, plan: Plan, job_id: str, wake: Callable[[], None]) -> None:
         self._paths, self._plan, self._job_id, self._wake = paths, plan, job_id, wake
         self._listener: socket.socket | None = None
         self._thread: threading.Thread | None = None
         self._is_there = threading.Event()
-        self._leading: Leading | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # the thread's
+        self._running: asyncio.Task[None] | None = None
+        self._new: type[Leader]
+        self._leader: Leader | None = None
+        self._knocking: list[asyncio.StreamWriter] = []
         self._first = 0
         self.state = AgentsState.EXIT
         self.tell: Callable[[str], None] = say_on_stderr
@@ -58,20 +71,20 @@ class Agents:
     @property
     def have_met(self) -> bool:
         """Return whether all agents of the attempt have met."""
-        return self._leading is not None and self._leading.head.is_launched
+        return self._leader is not None and self._leader.head.is_launched
 
     @property
     def ending(self) -> Ending | None:
         """How the attempt ended; None before that, and if the conductor could not lead it."""
-        return self._leading.leader.ending if self._leading is not None else None
+        return self._leader.ending if self._leader is not None else None
 
     def begin(self, attempt: int) -> None:
         """Expect the agents of an attempt, once `serve` was called. Raises ClusterrunError."""
         if self._listener is None:
             self._listener = self._listen()
-        if self._leading is None:
+        if self._loop is None:
             self.state, self._first = AgentsState.TRAIN, attempt
-        elif not self._leading.ask(self._leading.begin(attempt)):
+        elif not self._ask(self._begin(attempt)):
             raise ClusterrunError("the thread that leads the agents does not answer")
 
     def _listen(self) -> socket.socket:
@@ -82,7 +95,7 @@ class Agents:
         host = LOOPBACK if self._plan.cluster.scheduler.is_this_machine else ""
         root = self._paths.root
         job = f"{self._job_id}:{root.parent.name}/{root.name}"
-        ports = candidate_ports(job, 0, self._plan.port_range).link
+        ports = candidate_ports(job, 0, self._plan.port_range)
         for port in ports:
             with contextlib.suppress(OSError):
                 return listening_socket(port, host)
@@ -96,49 +109,116 @@ class Agents:
             self._thread = threading.Thread(target=self._serve, name="agents", daemon=True)
             self._thread.start()
 
-    def _serve(self) -> None:
-        try:
-            from clusterrun.node.conductor.leading import Leading
-
-            assert self._listener is not None
-            about = (self._paths, self._plan, self._job_id)
-            leading = Leading(*about, reached=self._reached, tell=self.tell)
-            leading.run(self._listener, self._first, self._started)
-        except Exception:  # noqa: BLE001 - the next attempt gets another thread
-            print_trouble()
-            if self._listener is not None:
-                self._listener.close()
-            self._listener = self._leading = self._thread = None
-            self._reached(AgentsState.LEFT)
-        finally:
-            self._is_there.set()
-
-    def _started(self, leading: Leading) -> None:
-        self._leading = leading
-        self._is_there.set()
-
-    def _reached(self, state: AgentsState) -> None:
-        self.state = state
-        self._wake()
-
     def go_on(self, attempt: int) -> bool:
         """Have the agents that rest begin an attempt; return False if they cannot."""
-        if self._leading is None or self.state is not AgentsState.REST:
-            return False
-        return self._leading.ask(self._leading.go_on(attempt)) is True
+        return self.state is AgentsState.REST and self._ask(self._go_on(attempt)) is True
 
     def dismiss(self) -> None:
         """Have the agents that rest leave."""
-        if self._leading is not None:
-            self._leading.dismiss()
+        if self._leader is not None:
+            self._soon(self._leader.head.release)
 
     def finish(self) -> Ending | None:
         """Return how the attempt ended, once its step has ended; None if it never began."""
-        if self._thread is not None and self._is_there.wait(START_S) and self._leading is not None:
-            self._leading.ask(self._leading.finish())
+        if self._thread is not None and self._is_there.wait(START_S) and self._leader is not None:
+            self._ask(self._leader.finish())
         return self.ending
 
     def close(self) -> None:
         """Close all connections: agents that are left end."""
-        if self._leading is not None:
-            self._leading.stop()
+        if self._running is not None:
+            self._soon(self._running.cancel)
+
+    def _ask(self, work: Coroutine[Any, Any, _T]) -> _T | None:
+        """Have the thread do something; return None if that fails or takes too long."""
+        import asyncio
+
+        if self._loop is None:
+            work.close()
+            return None
+        asked = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return asked.result(ANSWER_S)
+        except Exception:  # noqa: BLE001 - the conductor decides without an answer
+            print_trouble()
+            asked.cancel()
+            return None
+
+    def _soon(self, act: Callable[[], object]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(act)
+
+    # In the thread
+
+    def _serve(self) -> None:
+        try:
+            import asyncio
+
+            with contextlib.suppress(asyncio.CancelledError):
+                asyncio.run(self._run())
+        except Exception:  # noqa: BLE001 - the next attempt gets another thread
+            print_trouble()
+            if self._listener is not None:
+                self._listener.close()
+            self._listener = self._loop = self._leader = self._thread = None
+            self._reached(None, AgentsState.LEFT)
+        finally:
+            self._is_there.set()
+
+    async def _run(self) -> None:
+        """Lead the first attempt and those that follow, until `close` is called."""
+        import asyncio
+
+        from clusterrun.node.base.tasks import task_error
+        from clusterrun.node.conductor.leader import Leader
+        from clusterrun.node.link.connection import STRANGER_BYTES
+
+        self._new = Leader  # its import may be slow: before `begin` counts on the loop
+        self._loop, self._running = asyncio.get_running_loop(), asyncio.current_task()
+        self._loop.set_exception_handler(lambda _, context: self.tell(task_error(context)))
+        self._lead(self._first)
+        server = await asyncio.start_server(
+            self._knocked, sock=self._listener, limit=STRANGER_BYTES, backlog=BACKLOG
+        )
+        self._is_there.set()
+        await server.serve_forever()
+
+    async def _knocked(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        is_admitted, leader = False, self._leader
+        self._knocking.append(writer)
+        if len(self._knocking) > self._plan.nodes + STRANGERS:  # they hold descriptors
+            self._knocking.pop(0).close()
+        try:
+            is_admitted = leader is not None and await leader.head.admit(reader, writer)
+        finally:
+            if writer in self._knocking:
+                self._knocking.remove(writer)
+            if not is_admitted:
+                writer.close()
+
+    def _lead(self, attempt: int) -> None:
+        about = (self._paths, self._plan, attempt, self._job_id)
+        self._leader = self._new(*about, self._reached, self.tell)
+        self._reached(self._leader, AgentsState.TRAIN)
+
+    def _reached(self, leader: Leader | None, state: AgentsState) -> None:
+        if leader is self._leader:
+            self.state = state
+            self._wake()
+
+    async def _begin(self, attempt: int) -> bool:
+        """Lead an attempt, instead of the one whose agents have gone."""
+        if self._leader is not None:
+            await self._leader.abandon()
+        self._lead(attempt)
+        return True
+
+    async def _go_on(self, attempt: int) -> bool:
+        """Have the agents that rest begin an attempt, if they all do."""
+        before = self._leader
+        if before is None or not before.head.is_whole:
+            return False
+        self._lead(attempt)
+        before.head.release(attempt)
+        return True

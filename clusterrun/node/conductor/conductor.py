@@ -22,9 +22,8 @@ from clusterrun.node.base.stderr import print_trouble, say_on_stderr
 from clusterrun.node.conductor.agents import Agents, AgentsState
 from clusterrun.node.conductor.host import Host, Step, held
 from clusterrun.rundir.attempt import followed_by, take_attempt
-from clusterrun.rundir.outcome import Next, write_end
+from clusterrun.rundir.outcome import Next, Reason, read_request, write_end, write_request
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.request import Reason, read_request, write_request
 from clusterrun.shared.state import JobState
 
 if TYPE_CHECKING:
@@ -73,7 +72,6 @@ class Conductor:
     code: int = 0
     excluded: tuple[str, ...] = ()
     terminated: Finish | None = None  # by Slurm, a person, or the time limit
-    agents_left: bool = False
     agents_rest: bool = False  # they wait for the next attempt, or have taken it
     time_is_short: bool = False
     continues_elsewhere: bool = False
@@ -186,12 +184,11 @@ class Conductor:
 
     def _await_step(self) -> int | None:
         """Wait until the step ends; return None if its agents rest, or have left it."""
-        self.agents_left = self.agents_rest = False
+        self.agents_rest = False
         code = None
         while self.step and (code := self.step.poll()) is None:
             self.agents_rest = self.agents.state is AgentsState.REST
-            self.agents_left = self.agents.state is AgentsState.LEFT
-            if self.agents_left or self.agents_rest:
+            if self.agents_rest or self.agents.state is AgentsState.LEFT:
                 break
             self._wait(LOOK_S)
         return code
@@ -205,7 +202,6 @@ class Conductor:
             write_request(self.paths.request(self.attempt), Reason.TIME_LIMIT)
         if self.agents_rest:
             self.agents_rest = self.agents.go_on(self.attempt)
-            self.agents_left = not self.agents_rest
         if not self.agents_rest:
             self._release_step(())
 
@@ -262,13 +258,13 @@ class Conductor:
     def _dismiss(self) -> None:
         """Have the agents that rest leave."""
         if self.agents_rest:
-            self.agents_rest, self.agents_left = False, True
+            self.agents_rest = False
             self.agents.dismiss()
 
     def _release_step(self, lost: tuple[str, ...]) -> None:
         """Kill the rest of the step; unless nodes are lost, first wait briefly for it to end."""
         self._dismiss()
-        patience = self.clock() + (RELEASE_S if self.agents_left and not lost else 0.0)
+        patience = self.clock() + (0.0 if lost else RELEASE_S)
         while self.step and self.step.poll() is None and self.clock() < patience:
             self._wait(0.2)
         if self.step:
@@ -390,9 +386,9 @@ class Conductor:
     def _load(self) -> None:
         """Import the rule book, once the ranks have started: the disk may be slow later."""
         try:
-            from clusterrun.node.recovery import conclude, suspicions, verdicts  # noqa: F401
+            from clusterrun.node.recovery import conclude, rules, suspicions  # noqa: F401
 
-            verdicts.load_judge()
+            rules.load_judge()
         except Exception as error:  # noqa: BLE001 - it is loaded when it is needed
             say_on_stderr(f"cannot load the rule book yet: {error}")
 

@@ -6,43 +6,44 @@ import asyncio
 import contextlib
 import json
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from clusterrun.config.choices import Preflight
-from clusterrun.health.compare import differing, findings
+from clusterrun.health.examine import differences, differing, findings
 from clusterrun.launch.plan import Plan, Precision
 from clusterrun.node.base.causes import Cause, Ending, NodeError, NodeExit, lost_node
-from clusterrun.node.base.report import LaunchParameters, Report, problems
 from clusterrun.node.base.stderr import print_trouble
 from clusterrun.node.base.tasks import SharedDisk, Tasks
-from clusterrun.node.link.handshake import Realm
+from clusterrun.node.conductor.agents import AgentsState
+from clusterrun.node.link.connection import LaunchParameters, Realm, Report
 from clusterrun.node.link.head import Head
-from clusterrun.node.recovery.account import Account
+from clusterrun.node.recovery.conclude import Account
 from clusterrun.node.recovery.rules import may_be_shared
-from clusterrun.node.watch import stacks
+from clusterrun.node.watch import hangs
 from clusterrun.rundir.attempt import amend_attempt, read_attempt
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared.files import write_whole
 from clusterrun.shared.finding import Severity
-from clusterrun.shared.hostlist import named
+from clusterrun.shared.hostlist import fold_hosts, named
 
 if TYPE_CHECKING:  # imported once the ranks start
-    from clusterrun.node.watch.hangs import HangWatch
     from clusterrun.node.watch.interruption import Interruption
 
 LOOK_S = 1.0
+FINISH_S = 5.0  # for what the agents of a step that has ended have reported
 WORD_S = 60.0  # for the conductor to decide: a silent scheduler or a full disk delays it
 JOIN_S, JOIN_NODE_S = 15.0, 0.03  # for nodes that are checked, and more for each node
 START_MOST_S = 60.0  # the longest start that is taken into account
 
 
 class Leader:
-    """One attempt; `ending` is None until it has ended, or if its nodes did not meet.
+    """One attempt, led from now on; `ending` is None until it has ended, or if nodes did not meet.
 
-    `rest` is called once all agents rest; `released` is set when these have their answer.
+    `reached` is called once all agents rest, and when they have left.
     """
 
     def __init__(
@@ -51,11 +52,11 @@ class Leader:
         plan: Plan,
         number: int,
         job_id: str,
-        rest: Callable[[Leader], None],
+        reached: Callable[[Leader, AgentsState], None],
         tell: Callable[[str], None],
     ) -> None:
         self._paths, self._plan, self._number = paths, plan, number
-        self._rest, self._tell = rest, tell
+        self._reached, self._tell = reached, tell
         self._disk, self._tasks = SharedDisk(), Tasks()
         self._preparing: asyncio.Future[None] | None = None
         self._account = Account(paths, number, job_id)
@@ -64,12 +65,11 @@ class Leader:
         self.head = Head(realm, plan.nodes, self._timeout_s, self._disk, may_lack=may_lack)
         self.head.heard = self._heard
         self.ending: Ending | None = None
-        self.released = asyncio.Event()
-        self.has_lost_node = False
         self._interruption: Interruption | None = None
-        self._hangs: HangWatch | None = None
+        self._hangs: hangs.HangWatch | None = None
         self._is_printed = False
         self._have_ended_well = False
+        self._leading = asyncio.ensure_future(self._lead())
 
     def _timeout_s(self) -> float:
         """Return how long the first node that joins waits for the others."""
@@ -80,8 +80,9 @@ class Leader:
         took_s = now - (read_attempt(self._paths, self._number).taken_at or now)
         return JOIN_S + JOIN_NODE_S * plan.nodes + min(max(took_s, 0.0), START_MOST_S)
 
-    async def lead(self) -> None:
+    async def _lead(self) -> None:
         """Lead the attempt to its end."""
+        state = AgentsState.LEFT  # without a leader, agents are not awaited
         try:
             await self.head.secret()
             ending = await self._run()
@@ -90,33 +91,38 @@ class Leader:
                 self.event("failed", **{"ts": lost.pop("at"), **lost})
             await self._record(ending)  # the step may end while the agents stop
             is_quiet = not self.head.is_launched or await self.head.stop(ending)
-            self._cancel()
+            self._tasks.cancel()
             await self._record(ending)
             if ending.code and not self._is_printed:
                 self._tell(self._named(" ".join(ending.reason.split())))
             is_lost = ending.cause is Cause.NODE_LOST
             can_rest = self.head.is_launched and self.head.is_whole and not is_lost
             if can_rest and ending.cause.is_failure:
-                self._rest(self)
-                await self._until_released()
-            self.has_lost_node = is_lost or not is_quiet or self.head.has_lost_rest
+                self._reached(self, AgentsState.REST)
+                await self.head.until_released(WORD_S)
+            if is_quiet and not (is_lost or self.head.has_lost_rest):
+                state = AgentsState.EXIT
         except Exception:  # noqa: BLE001 - without a leader, the attempt has to end
             print_trouble()
-            self.has_lost_node = True  # its agents are not awaited
             await self.head.refuse(Ending(code=1, reason="the conductor has failed"))
         finally:
-            self._cancel()
+            self._tasks.cancel()
             await self.head.close()
             self._disk.close()
+        self._reached(self, state)
 
-    async def _until_released(self) -> None:
-        ends = [
-            asyncio.ensure_future(self.released.wait()),
-            asyncio.ensure_future(self.head.until_broken(WORD_S)),
-        ]
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        for end in ends:
-            end.cancel()
+    async def abandon(self) -> None:
+        """Stop leading: the agents have gone."""
+        self._leading.cancel()
+        await asyncio.wait([self._leading])
+
+    async def finish(self) -> None:
+        """Wait for the end of an attempt whose step has ended."""
+        self.head.step_ended()
+        if self.head.has_members:
+            await asyncio.wait([self._leading], timeout=FINISH_S)
+        else:
+            self._leading.cancel()
 
     async def _run(self) -> Ending:
         try:
@@ -147,11 +153,6 @@ class Leader:
         self.ending = ending
         if not self._is_printed:
             await self._disk.do(partial(self._account.close, ending, self.head.names))
-
-    def _cancel(self) -> None:
-        self._tasks.cancel()
-        if self._hangs:
-            self._hangs.close()
 
     def _named(self, text: str) -> str:
         return f"{self.head.names[0]}: {text}" if self.head.names else text
@@ -215,16 +216,17 @@ class Leader:
         """Take what agents report; but for `interrupt`, only the first node does."""
         if kind == "nodes" and self._preparing is None:
             self._preparing = asyncio.ensure_future(self._prepare_run_dir())
+        elif self._interruption is None or self._hangs is None:
+            return  # no rank runs
         elif kind == "rank_event" and isinstance(event := message.get("event"), dict):
-            self._take(event)
-        elif kind == "progress" and self._hangs is not None:
+            self._take(event, self._interruption, self._hangs)
+        elif kind == "progress":
             self._have_ended_well |= bool(message.get("ended_well"))
             self._hangs.heard_of(calls=int(message["calls"]), printed=int(message["printed"]))
-            if message["calls"] and self._interruption is not None:
-                self._interruption.is_used = True
-        elif kind == "warned" and self._interruption is not None:
+            self._interruption.is_used |= bool(message["calls"])
+        elif kind == "warned":
             self._interruption.warned(are_caught=message.get("are_caught") is True)
-        elif kind == "interrupt" and self._interruption is not None:
+        elif kind == "interrupt":
             self._interruption.ending()
 
     async def _prepare_run_dir(self) -> None:
@@ -244,23 +246,23 @@ class Leader:
         except OSError as error:  # log readers work without it
             self.say(f"cannot write {paths.attempt_record(self._number)}: {error}")
 
-    def _take(self, event: dict[str, Any]) -> None:
+    def _take(
+        self, event: dict[str, Any], interruption: Interruption, watch: hangs.HangWatch
+    ) -> None:
         """Take an event of a rank of the first node."""
         kind = event.get("type")
         if kind == "resumed":  # it writes a file
             self._disk.do(partial(self._account.take, event))
         else:
             self._account.take(event)
-        if self._interruption is not None and kind == "asks":
-            self._interruption.is_used = True
-        if self._interruption is not None and kind == "checkpoint":
-            self._interruption.saved()
-        if self._hangs is not None:
-            self._hangs.heard(event)
+        if kind == "asks":
+            interruption.is_used = True
+        if kind == "checkpoint":
+            interruption.saved()
+        watch.heard(event)
 
     def _watch(self) -> None:
         """Watch all nodes for interruptions and hangs."""
-        from clusterrun.node.watch.hangs import HangWatch
         from clusterrun.node.watch.interruption import Interruption, named_signals
 
         plan, head, paths = self._plan, self.head, self._paths
@@ -273,23 +275,23 @@ class Leader:
             warning_s=plan.warning_s,
             happened=self.event,
             say=self.say,
-            has_saved=lambda: self._account.checkpoint is not None,
-            is_through=lambda: self._account.is_through,
+            account=self._account,
             disk=self._disk,
             tasks=self._tasks,
             named=named_signals(plan.directive("signal") or ""),
             end_s=float("inf") if plan.cluster.scheduler.has_queue else plan.warning_s,
         )
-        self._hangs = HangWatch(
+        self._hangs = hangs.HangWatch(
             floor_s=plan.hang_timeout_s,
             node=head.names[0] if head.names else "",
             questions=head.questions,
             failed=head.report_failure,
+            tasks=self._tasks,
             keep=self._keep_evidence,
         )
         self._tasks.start(self._watch_run(self._interruption))
         directory = paths.attempt(self._number)
-        looks = stacks.answer_looks(directory, head.names, head.questions, self._disk)
+        looks = hangs.answer_looks(directory, head.names, head.questions, self._disk)
         self._tasks.start(looks)
         self._tasks.start(self._watch_progress(self._hangs))
         if plan.world_contract and plan.world_size > 1:
@@ -309,31 +311,42 @@ class Leader:
         text = f"attempt {later} of this run has begun elsewhere"
         self.head.report_failure(lost_node(next(iter(self.head.names), ""), text))
 
-    async def _watch_progress(self, hangs: HangWatch) -> None:
+    async def _watch_progress(self, watch: hangs.HangWatch) -> None:
         """Watch for hangs, and for ranks that keep running after others ended."""
         while True:
-            hangs.look()
+            watch.look()
             if self.head.has_leavers or self._have_ended_well:
-                hangs.leaving()
+                watch.leaving()
             await asyncio.sleep(LOOK_S)
 
     async def _watch_joins(self) -> None:
         """Report if no rank has joined a process group after two minutes."""
-        from clusterrun.node.watch.hangs import unjoined
-
-        found = await unjoined(self.head.questions)
+        found = await hangs.unjoined(self.head.questions)
         if found is not None:
             self.event("unjoined", running=found.running, waiting=found.waiting)
             self.say(found.text(self._plan.world_size))
             self.say(f"hint: {found.hint}")
 
-    async def _keep_evidence(self, found: list[stacks.RankPlace]) -> None:
+    async def _keep_evidence(self, found: list[hangs.RankPlace]) -> None:
         """Record where all ranks are, before they are ended because of a hang."""
         path = self._paths.stacks(self._number)
-        written = self._disk.do(partial(write_whole, path, json.dumps(stacks.to_data(found))))
+        written = self._disk.do(partial(write_whole, path, json.dumps(hangs.to_data(found))))
         await self.head.questions.ask("dump")
         with contextlib.suppress(OSError, asyncio.TimeoutError):
-            await asyncio.wait_for(written, stacks.DUMP_S)
+            await asyncio.wait_for(written, hangs.DUMP_S)
+
+
+def problems(reports: Sequence[Report]) -> list[str]:
+    """Return the problems that keep these nodes from training together, with node names."""
+    nodes: dict[str, list[str]] = defaultdict(list)
+    for report in reports:
+        nodes[report.problem].append(report.node)
+    unfit = [f"{fold_hosts(names)}: {problem}" for problem, names in nodes.items() if problem]
+    versions = {
+        each.node: {f"versions.{k}": v for k, v in each.versions.items()} for each in reports
+    }
+    broken = [each.text for each in differences(versions) if each.severity is Severity.FAIL]
+    return [*unfit, *(f"versions differ between nodes: {text}" for text in broken)]
 
 
 def decided_precision(planned: Precision, reports: Sequence[Report]) -> str:

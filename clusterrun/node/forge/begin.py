@@ -24,6 +24,7 @@ from clusterrun.shared.own_modules import WORKER_MODULE
 PACKET_BYTES = 1 << 20
 _NODE_RANKS = ("CLUSTERRUN_LOCAL_NODE_RANK", "CLUSTERRUN_HOSTS_NODE_RANK", "SLURM_NODEID")
 _PYTHON_IGNORES = (signal.SIGPIPE, signal.SIGXFSZ)
+INSTEAD = "use --set launch.launcher=accelerate"
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)  # node.sh ignores them until the agent handles them
 _started: list[Started] = []
 

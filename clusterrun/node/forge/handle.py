@@ -10,9 +10,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from clusterrun.node.base.processes import ForkedProcess, how_ended
-from clusterrun.node.forge.begin import Started, receive, send
-from clusterrun.node.forge.preload import INSTEAD
+import psutil
+
+from clusterrun.errors import shortened
+from clusterrun.node.base.processes import how_ended
+from clusterrun.node.forge.begin import INSTEAD, Started, receive, send
 
 IMPORT_S = 300.0  # torch from a busy shared file system
 END_S = 6.0
@@ -26,7 +28,7 @@ class Forge:
     """
 
     def __init__(self, started: Started) -> None:
-        self._process = ForkedProcess(started.pid)
+        self._process = psutil.Process(started.pid)
         self._socket, self._output = started.link, started.output
         self._changed_at = time.monotonic()
         self.importing = ""
@@ -117,17 +119,22 @@ class Forge:
         if self.importing:
             why = f"{why} while it imported {self.importing}; hint: {INSTEAD}"
         self.importing = ""
-        self.why_closed = self.why_closed or why
+        self.why_closed = self.why_closed or shortened(why)
 
     @property
     def is_dead(self) -> bool:
         """Return whether the process has ended."""
-        return self._process.poll() is not None
+        try:
+            self._process.wait(0)
+        except psutil.TimeoutExpired:
+            return False
+        return True
 
     def how_ended(self) -> str:
         """Return how the process ended, as in `was killed by SIGKILL`."""
-        code = self._process.wait(1.0)
-        return "closed its socket" if code is None else how_ended(code)
+        with contextlib.suppress(psutil.TimeoutExpired):
+            return how_ended(self._process.wait(1.0) or 0)
+        return "closed its socket"
 
     def new_output(self) -> bytes:
         """Return what the forge, and modules that it imported, have printed since the last call."""
@@ -164,6 +171,7 @@ class Forge:
 
     def close(self, why: str) -> None:
         """End the forge, and with it the ranks that it has forked."""
-        self.why_closed = self.why_closed or why
-        self._process.kill()
-        self._process.wait(1.0)
+        self.why_closed = self.why_closed or shortened(why)
+        with contextlib.suppress(psutil.Error):  # it has ended, or is stuck in the kernel
+            self._process.kill()
+            self._process.wait(1.0)

@@ -22,17 +22,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from clusterrun.node.base.processes import (
-    allocated_cpus,
-    die_with_parent,
-    fork,
-    openmp,
-)
-from clusterrun.node.forge import launchers, preload, ranks
+from clusterrun.node.base.processes import allocated_cpus, die_with_parent, fork, openmp
+from clusterrun.node.forge import launchers, ranks
 from clusterrun.node.forge.begin import receive, send
-from clusterrun.node.forge.preload import Closed
 from clusterrun.node.forge.project import Changes, ProjectFiles, RankStart, read_early
-from clusterrun.shared.descriptors import raise_descriptor_limit
+from clusterrun.node.forge.ranks import Closed
+from clusterrun.shared.files import raise_descriptor_limit
 from clusterrun.shared.given import note_given
 from clusterrun.shared.own_modules import WORKER_MODULE
 
@@ -75,13 +70,13 @@ class ForgeProcess:
         """
         gc.disable()  # all of it stays
         strategy = self._plan["strategy"]
-        of_ranks = preload.of_ranks(strategy, self._project.imported)
+        of_ranks = ranks.imports_of_all(strategy, self._project.imported)
         try:
             if not is_head:
                 self._check_variables(of_ranks)
             libraries = ("torch", "torch.distributed", "accelerate")
             of_zero = ["deepspeed"] * strategy.startswith("zero")
-            preload.preload((*libraries, *of_zero), self._importing)
+            ranks.preload((*libraries, *of_zero), self._importing)
             self._tell("imported")
             if is_head:
                 self._obey_up_to("variables")  # these forks work while this process imports
@@ -91,7 +86,7 @@ class ForgeProcess:
                 why = "Python starts threads before any import"
                 raise Closed(why, "remove them from sitecustomize or a .pth file")
             self._check_variables((*of_ranks, *sys.modules))
-            preload.preload(of_ranks, self._importing)
+            ranks.preload(of_ranks, self._importing)
         except Closed as error:
             self._close(error)
         except Exception as error:  # noqa: BLE001 - the ranks can always start another way
@@ -140,7 +135,7 @@ class ForgeProcess:
         """Import what torch imports when an optimizer is made, which takes a second."""
         self._page[0] = 0
         try:
-            preload.preload(preload.between_attempts(), lambda _: None)
+            ranks.preload(ranks.between_attempts(), lambda _: None)
         except Closed as error:
             self._close(error)
         gc.freeze()

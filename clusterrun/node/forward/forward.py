@@ -5,26 +5,27 @@ It runs in a thread, so that a slow or full disk stops neither the agent nor the
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from clusterrun.logformat.lines import OF_NO_RANK
+from clusterrun.node.base.identity import Attempt
 from clusterrun.node.base.stderr import say_on_stderr
-from clusterrun.node.forward.appended import AppendedFile
-from clusterrun.node.forward.leftovers import Leftovers
-from clusterrun.node.forward.logfile import NodeLog
-from clusterrun.node.forward.spool import Output, Spool, SpoolReader, water_level
-from clusterrun.node.forward.stamp import Loss, Piece, Rate
-from clusterrun.node.link.clock import Clock
-from clusterrun.rundir.paths import RunPaths
-from clusterrun.shared.files import size_of
+from clusterrun.node.base.tasks import task_error
+from clusterrun.node.forward.logfile import AppendedFile, NodeLog
+from clusterrun.node.forward.spool import Loss, Output, Piece, Spool, SpoolReader, water_level
+from clusterrun.node.link.connection import LaunchParameters
+from clusterrun.node.link.member import Clock, Offset
+from clusterrun.shared.files import open_new, replacing, size_of
+from clusterrun.shared.wording import count
 
 POLL_S = 0.1
 RETRY_S = 0.5  # while the run directory can't be written
@@ -33,35 +34,25 @@ WAITING_EVENTS = 20_000
 PLAUSIBLE_US = 1_000_000
 
 
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """How much output may wait on a node, and how much a rank may write (0: no limit)."""
-
-    spool_bytes: int = 1 << 30
-    lines_per_s: int = 0
-    poll_s: float = POLL_S
-
-
 class Forwarder(threading.Thread):
     """Write the node's log, its events and the other files of its ranks."""
 
-    def __init__(
-        self,
-        spool: Spool,
-        paths: RunPaths,
-        attempt: int,
-        node: str,
-        *,
-        limits: Limits = Limits(),
-        clock: Clock | None = None,
-    ) -> None:
+    def __init__(self, attempt: Attempt, spool: Spool, clock: Clock) -> None:
         super().__init__(name="forwarder", daemon=True)
-        self._spool, self._limits, self._clock = spool, limits, clock or Clock()
-        self._log = NodeLog(paths.log(attempt, node), paths.log_errors(attempt, node))
-        self._events = AppendedFile(paths.events(node))
-        self._leftovers = Leftovers(spool, paths, attempt, node)
+        self._plan, self._number, self._who = attempt.plan, attempt.number, attempt.who
+        self._spool, self.clock = spool, clock
+        paths, place = attempt.paths, (self._number, self._who.node)
+        # All nodes flush at most a thousand times a second.
+        self._poll_s = max(POLL_S, attempt.plan.nodes / 1000)
+        self._log = NodeLog(paths.log(*place), paths.log_errors(*place))
+        self._events = AppendedFile(paths.events(self._who.node))
+        self._dumps = paths.flight_dumps(*place)
+        self._copies = {
+            _Joined(paths.rank_errors(*place)): spool.error_files,
+            _Joined(paths.nccl_log(*place)): spool.nccl_files,
+        }
         self._rates: dict[str, Rate] = {}
-        self._lanes: dict[Output, _Lane] = {}
+        self._sources: dict[Output, SpoolReader] = {}
         self._listed_us = 0  # when the spool was listed
         self._own_lines: deque[tuple[int, bytes]] = deque()
         self._new_events: deque[bytes] = deque()
@@ -70,21 +61,75 @@ class Forwarder(threading.Thread):
         self._ending = threading.Event()
         self._is_drained = False
 
-    # Called by the agent
+    # What an agent says, in the conductor's time
 
-    def say(self, text: str) -> None:
-        """Write the agent's own lines to the log."""
-        now_us = self._clock.corrected(self._clock.now_us())
-        for line in text.splitlines():
+    def now_s(self) -> float:
+        """Return the conductor's time in seconds."""
+        return self.clock.corrected_s(time.time())
+
+    def say(self, text: str, *, tell: bool = False, is_error: bool = False) -> None:
+        """Write the agent's own lines to the log, and with `tell` also to the job's output.
+
+        With `is_error`, the log marks them so that readers find them among the error lines.
+        """
+        now_us = self.clock.corrected(self.clock.now_us())
+        for line in (f"error: {text}" if is_error else text).splitlines():
             self._own_lines.append((now_us, line.encode(errors="replace") + b"\n"))
+        if tell:
+            say_on_stderr(f"{self._who.node}: {text}")
 
-    def event(self, event: dict[str, Any]) -> None:
-        """Append an event; drop steps while too many events wait for a full disk."""
-        if event.get("type") != "step" or len(self._new_events) < WAITING_EVENTS:
+    def event(self, kind: str, /, **fields: Any) -> None:
+        """Record an event, which may have a time of its own.
+
+        Drop steps while too many events wait for a full disk.
+        """
+        about = {"ts": round(self.now_s(), 6), "type": kind, "attempt": self._number}
+        if kind != "step" or len(self._new_events) < WAITING_EVENTS:
+            event = {**about, "node": self._who.node, **fields}
             self._new_events.append(json.dumps(event).encode() + b"\n")
 
+    def of_rank(self, event: dict[str, Any]) -> None:
+        """Record an event of a rank; a script's own values may have the names of ours."""
+        event["ts"] = round(self.clock.corrected_s(event["ts"]), 6)
+        about = {"attempt", "node", "type"}
+        self.event(event["type"], **{n: v for n, v in event.items() if n not in about})
+
+    def told(self, message: Mapping[str, Any]) -> None:
+        """Record an event or a line of the conductor."""
+        if message.get("type") == "event":
+            self.event(str(message["name"]), **message["fields"])
+        else:
+            self.say(str(message["text"]))
+
+    def say_where(self, parameters: LaunchParameters) -> None:
+        """Log where the ranks meet."""
+        plan = self._plan
+        world = f"{count(plan.nodes, 'node')} x {count(plan.procs_per_node, 'rank')}"
+        where = f"{parameters.address}:{parameters.port}"
+        over = f" over {parameters.interface}" if parameters.interface else ""
+        text = f"{world}, rendezvous at {where}{over}, precision {parameters.precision}"
+        self.say(text)
+
+    def say_not_forked(self, why: str) -> None:
+        """Say why the ranks of this node are not forked; the first node tells the user."""
+        self.say(why, tell=self._who.is_first)
+        self.event("not_forked", reason=why)
+
+    def clock_compared(self, offset: Offset) -> None:
+        """Record that this node's clock differs from the conductor's."""
+        self.event("clock", offset_us=offset.offset_us, rtt_us=offset.rtt_us)
+        seconds = abs(offset.offset_us) / 1_000_000
+        side = "ahead of" if offset.offset_us > 0 else "behind"
+        text = f"this node's clock is {seconds:.3f} s {side} the conductor's; times are corrected"
+        self.say(text)
+
+    def task_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Report the error of a background task in one line instead of asyncio's traceback."""
+        self.say(task_error(context), tell=True)
+
     def end(self, code: int, reason: str) -> None:
-        """Write how the job ended as the last line of the log."""
+        """Record how the attempt ended, also as the last line of the log."""
+        self.event("ended", code=code, reason=reason)
         self._end = (code, reason)
 
     def finish(self, timeout_s: float) -> bool:
@@ -102,9 +147,9 @@ class Forwarder(threading.Thread):
         """Return how many bytes of each output may be missing from the log."""
         left = {}
         for output in self._spool.outputs():
-            lane, left[output] = self._lanes.get(output), size_of(output.path)
-            if lane is not None:
-                left[output] += lane.waiting + lane.lost.size - lane.source.position
+            source, left[output] = self._sources.get(output), size_of(output.path)
+            if source is not None:
+                left[output] += source.waiting + source.lost.size - source.position
         return {output: size for output, size in left.items() if size > 0}
 
     # Run in the thread
@@ -113,30 +158,38 @@ class Forwarder(threading.Thread):
         """Forward until `finish`, then drain the rest."""
         while not self._ending.is_set():
             if not self._forward_safely():
-                self._ending.wait(RETRY_S if self._log.problem else self._limits.poll_s)
+                self._ending.wait(RETRY_S if self._log.problem else self._poll_s)
         while self._forward_safely() or self._has_work:
             if not self._is_written:
                 time.sleep(POLL_S)  # until `finish` gives up
         if self._end is not None:
-            self._log.add_end(*self._end, self._clock.corrected(self._clock.now_us()))
-        while not (self._log.flush() and self._is_written and self._leftovers.pack_dumps()):
+            self._log.add_end(*self._end, self.clock.corrected(self.clock.now_us()))
+        while not (self._log.flush() and self._is_written and self._has_packed()):
             time.sleep(POLL_S)
         self._is_drained = True
         self._log.close()
-        self._events.close()
-        self._leftovers.close()
-        for lane in self._lanes.values():
-            lane.source.close()
+        for file in (self._events, *self._copies):
+            file.close()
+        for source in self._sources.values():
+            source.close()
+
+    def _has_packed(self) -> bool:
+        """Pack the dumps, once no rank is running; return whether that succeeded."""
+        try:
+            pack(self._spool, self._dumps)
+        except OSError:
+            return False
+        return True
 
     @property
     def _has_work(self) -> bool:
-        unread = any(lane.source.unread or lane.lost.size for lane in self._lanes.values())
+        unread = any(source.unread or source.lost.size for source in self._sources.values())
         return bool(unread or self._own_lines or self._new_events or not self._is_written)
 
     @property
     def _is_written(self) -> bool:
-        is_written = self._log.is_written and self._leftovers.is_written
-        return is_written and not self._events.pending_bytes
+        files = (self._events, *self._copies)
+        return self._log.is_written and not any(file.pending_bytes for file in files)
 
     def _forward_safely(self) -> bool:
         try:
@@ -150,21 +203,22 @@ class Forwarder(threading.Thread):
 
     def _forward(self) -> bool:
         """Forward one round; return whether more may be waiting."""
-        now_us = self._clock.now_us()
+        now_us = self.clock.now_us()
         self._find_files(now_us)
         if not self._events.pending_bytes:
             while self._new_events:
                 self._events.add(self._new_events.popleft())
         self._events.flush()
-        self._leftovers.copy(is_last=self._ending.is_set())
-        for lane in self._lanes.values():
-            lane.source.look()
+        for file, found in self._copies.items():
+            file.copy(found(), is_last=self._ending.is_set())
+        for source in self._sources.values():
+            source.look()
         self._bound_backlog()
         is_busy = self._log.flush() and self._take_turns(now_us)
         if self._log.flush():
-            for lane in self._lanes.values():
-                lane.waiting = 0
-                lane.source.give_back()
+            for source in self._sources.values():
+                source.waiting = 0
+                source.give_back()
         # Report once on stderr that the run directory can't be written.
         if self.problem and self.problem != self._complained:
             self._complained = self.problem
@@ -174,68 +228,67 @@ class Forwarder(threading.Thread):
     def _find_files(self, now_us: int) -> None:
         """Find the outputs that have appeared since the last round."""
         for output in self._spool.outputs():
-            if output not in self._lanes:
+            if output not in self._sources:
                 with contextlib.suppress(OSError):  # no descriptor is left: try again
-                    self._lanes[output] = _Lane(SpoolReader(output, self._listed_us or now_us))
+                    self._sources[output] = SpoolReader(output, self._listed_us or now_us)
         self._listed_us = now_us
 
     def _bound_backlog(self) -> None:
         """Drop the oldest bytes of the largest backlogs beyond the spool limit."""
-        lanes = list(self._lanes.values())
-        waiting, limit = [lane.source.unread for lane in lanes], self._limits.spool_bytes
+        sources = list(self._sources.values())
+        waiting, limit = [source.unread for source in sources], self._plan.log_spool_bytes
         if sum(waiting) + self._log.pending_bytes <= limit:
             return
         level = water_level(waiting, limit - limit // 8 - self._log.pending_bytes)
         reason = self._log.problem or "written faster than it could be forwarded"
-        for lane in lanes:
-            if lane.source.unread > level:
-                self._drop(lane, lane.source.unread - level, reason)
+        for source in sources:
+            if source.unread > level:
+                self._drop(source, source.unread - level, reason)
 
     def _take_turns(self, now_us: int) -> bool:
         """Forward from each output that has grown, in the order of mtime."""
         now, is_last = time.monotonic(), self._ending.is_set()
-        lanes = sorted(self._lanes.values(), key=lambda lane: lane.source.mtime_us)
+        sources = sorted(self._sources.values(), key=lambda source: source.mtime_us)
         is_busy = False
-        for lane in lanes:
+        for source in sources:
             if self._log.problem:
                 return False
-            if lane.source.is_due(now, is_last=is_last):
+            if source.is_due(now, is_last=is_last):
                 # A rank wrote the unread bytes at the mtime of its file, if that is plausible.
-                mtime_us = lane.source.mtime_us
-                is_plausible = lane.source.read_until_us - PLAUSIBLE_US <= mtime_us <= now_us
-                at_us = self._clock.corrected(mtime_us if is_plausible else now_us)
+                mtime_us = source.mtime_us
+                is_plausible = source.read_until_us - PLAUSIBLE_US <= mtime_us <= now_us
+                at_us = self.clock.corrected(mtime_us if is_plausible else now_us)
                 self._write_own_lines(at_us)
-                self._take_turn(lane, at_us, now, is_last=is_last)
-            if lane.source.is_due(now, is_last=is_last):
+                self._take_turn(source, at_us, now, is_last=is_last)
+            if source.is_due(now, is_last=is_last):
                 is_busy = True
             else:
-                lane.source.read_until_us = now_us
-                self._write_loss(lane, self._clock.corrected(now_us), is_now=is_last)
-        self._write_own_lines(self._clock.corrected(self._clock.now_us()))
+                source.read_until_us = now_us
+                self._write_loss(source, self.clock.corrected(now_us), is_now=is_last)
+        self._write_own_lines(self.clock.corrected(self.clock.now_us()))
         return is_busy
 
-    def _take_turn(self, lane: _Lane, at_us: int, now: float, *, is_last: bool) -> None:
+    def _take_turn(self, source: SpoolReader, at_us: int, now: float, *, is_last: bool) -> None:
         """Forward the next lines of one output."""
-        source = lane.source
         for _ in range(TURN_BLOCKS):
             try:
                 pieces = source.read(now, is_last=is_last)
             except OSError as error:  # a broken local disk
-                self._drop(lane, source.unread, str(error.strerror))
+                self._drop(source, source.unread, str(error.strerror))
                 return
             for piece in pieces:
                 for given in self._allowed(piece, source.rank, now):
                     if isinstance(given, Loss):
-                        self._lose(lane, given)
+                        self._lose(source, given)
                     else:
-                        self._write_loss(lane, at_us, is_now=True)
+                        self._write_loss(source, at_us, is_now=True)
                         self._log.add(given, at_us, source.rank, source.stream)
-                        lane.waiting += len(given.text)
+                        source.waiting += len(given.text)
             if self._log.problem or not source.is_due(now, is_last=is_last):
                 return
 
     def _allowed(self, piece: Piece, rank: str, now: float) -> Iterable[Piece | Loss]:
-        limit = self._limits.lines_per_s
+        limit = self._plan.log_lines_per_s
         if rank == OF_NO_RANK or not limit:
             return (piece,)
         return self._rates.setdefault(rank, Rate(limit)).allow(piece, now)
@@ -245,28 +298,83 @@ class Forwarder(threading.Thread):
             at_us, text = self._own_lines.popleft()
             self._log.add(Piece(text, is_cut=False), at_us, "-", "a")
 
-    def _drop(self, lane: _Lane, count: int, reason: str) -> None:
+    def _drop(self, source: SpoolReader, count: int, reason: str) -> None:
         """Skip the oldest bytes of an output."""
-        self._lose(lane, Loss(lane.source.drop(count), reason))
+        self._lose(source, Loss(source.drop(count), reason))
 
-    def _lose(self, lane: _Lane, loss: Loss) -> None:
-        if lane.lost.reason != loss.reason:
-            self._write_loss(lane, 0, is_now=True)
-        lane.lost = Loss(lane.lost.size + loss.size, loss.reason)
+    def _lose(self, source: SpoolReader, loss: Loss) -> None:
+        if source.lost.reason != loss.reason:
+            self._write_loss(source, 0, is_now=True)
+        source.lost = Loss(source.lost.size + loss.size, loss.reason)
 
-    def _write_loss(self, lane: _Lane, at_us: int, *, is_now: bool = False) -> None:
+    def _write_loss(self, source: SpoolReader, at_us: int, *, is_now: bool = False) -> None:
         """Record lost bytes before the next line, or once a second if there is none."""
-        if lane.lost.size and (is_now or at_us - lane.recorded_us >= 1_000_000):
-            self._log.add_gap(lane.lost, at_us, lane.source.rank, lane.source.stream)
-            lane.waiting += lane.lost.size
-            lane.lost, lane.recorded_us = Loss(0, ""), at_us
+        if source.lost.size and (is_now or at_us - source.recorded_us >= 1_000_000):
+            self._log.add_gap(source.lost, at_us, source.rank, source.stream)
+            source.waiting += source.lost.size
+            source.lost, source.recorded_us = Loss(0, ""), at_us
 
 
-@dataclass
-class _Lane:
-    """An output being forwarded, and its lost bytes that are not yet recorded."""
+class Rate:
+    """How many lines a rank may still write in the current second."""
 
-    source: SpoolReader
-    waiting: int = 0  # bytes passed to the log that may not have reached it
-    lost: Loss = Loss(0, "")  # noqa: RUF009 - it is a tuple
-    recorded_us: int = 0
+    def __init__(self, lines_per_s: int) -> None:
+        self.lines_per_s = lines_per_s
+        self._left = lines_per_s
+        self._since = 0.0
+
+    def allow(self, piece: Piece, now: float) -> Iterator[Piece | Loss]:
+        """Yield the lines within the limit, then the loss if there are more."""
+        if now - self._since >= 1:
+            self._since, self._left = now, self.lines_per_s
+        count = 1 if piece.is_cut else piece.text.count(b"\n")
+        end = len(piece.text)
+        if count > self._left:
+            lines = [] if piece.is_cut else piece.text.split(b"\n", self._left)[: self._left]
+            end = sum(map(len, lines)) + len(lines)
+        self._left -= min(count, self._left)
+        if end:
+            yield Piece(piece.text[:end], piece.is_cut)
+        if end < len(piece.text):
+            yield Loss(len(piece.text) - end, f"more than {self.lines_per_s} lines/s")
+
+
+def pack(spool: Spool, target: Path, *, is_moved: bool = False) -> None:
+    """Pack the flight recorder's dumps, if there are any; `is_moved`: delete them then.
+
+    Raises OSError.
+    """
+    dumps = [path for path in spool.dumps() if path.stat().st_size]
+    if not dumps:
+        return
+    import tarfile  # few nodes need it
+
+    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (
+        replacing(target) as temporary,
+        open_new(temporary) as file,
+        tarfile.open(fileobj=file, mode="w") as archive,
+    ):
+        for path in dumps:
+            archive.add(path, path.name.removeprefix("flight_"))  # as torch names them
+    for path in dumps if is_moved else ():
+        path.unlink()
+
+
+class _Joined(AppendedFile):
+    """Growing files of the ranks, concatenated in one for the node."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._read: dict[Path, int] = {}
+
+    def copy(self, paths: Iterable[Path], *, is_last: bool) -> None:
+        """Copy data added since the last call: whole lines, or everything if `is_last`."""
+        for path in () if self.pending_bytes else paths:
+            with contextlib.suppress(OSError), open(path, "rb") as file:
+                file.seek(self._read.get(path, 0))
+                data = file.read()
+                whole = data if is_last else data[: data.rfind(b"\n") + 1]
+                self.add(whole)
+                self._read[path] = self._read.get(path, 0) + len(whole)
+        self.flush()

@@ -5,6 +5,8 @@ They are written together, in that order.
 
 from __future__ import annotations
 
+import contextlib
+import os
 from pathlib import Path
 
 from clusterrun.logformat.lines import (
@@ -19,8 +21,7 @@ from clusterrun.logformat.lines import (
     side_text,
 )
 from clusterrun.logformat.symptoms import ERROR, Classifier, may_hold_errors
-from clusterrun.node.forward.appended import AppendedFile
-from clusterrun.node.forward.stamp import Loss, Piece, stamp, whole_characters
+from clusterrun.node.forward.spool import Loss, Piece, whole_characters
 from clusterrun.shared.files import size_of
 
 BUFFER_BYTES = 1 << 20
@@ -29,6 +30,56 @@ SEVERE_BYTES = 50_000  # of these, reserved for severe lines
 REPEATS = 20
 HEAD_BYTES = 64  # of a record, at most
 _DIGITS = b"0123456789"
+
+
+class AppendedFile:
+    """Append to a file in the run directory, whose disk may be full for a while.
+
+    Keep data that can't be written yet; continue at the byte where writing stopped.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor: int | None = None
+        self._waiting = bytearray()
+        self.problem = ""
+
+    @property
+    def pending_bytes(self) -> int:
+        """How many bytes wait in memory."""
+        return len(self._waiting)
+
+    def add(self, data: bytes) -> None:
+        """Queue data for the next flush."""
+        self._waiting += data
+
+    def flush(self, *, creates: bool = False) -> bool:
+        """Write pending data; return whether all was written. `creates` makes an empty file too."""
+        if not self._waiting and (not creates or self._descriptor is not None):
+            return True
+        try:
+            file = self._open()
+            while self._waiting:
+                del self._waiting[: os.write(file, self._waiting)]
+            self.problem = ""
+        except OSError as error:
+            self.problem = error.strerror or str(error)
+            self.close()
+        return not self._waiting
+
+    def _open(self) -> int:
+        if self._descriptor is None:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            self._descriptor = os.open(self._path, flags, 0o600)
+        return self._descriptor
+
+    def close(self) -> None:
+        """Close the file; the next flush opens it again."""
+        if self._descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.close(self._descriptor)
+            self._descriptor = None
 
 
 class NodeLog:
@@ -173,3 +224,11 @@ class SideFile:
         if self._lacks_some and not self._has_recorded:
             self._has_recorded = True
             self._note(line_head(time_us, OF_NO_RANK, Stream.GAP.value), LEFT_OUT_TEXT, offset)
+
+
+def stamp(piece: Piece, time_us: int, rank: str, stream: str) -> bytes:
+    """Return the lines of a piece with their heads."""
+    if piece.is_cut:
+        return line_head(time_us, rank, stream.upper()) + piece.text + b"\n"
+    head = line_head(time_us, rank, stream)
+    return (head + piece.text.replace(b"\n", b"\n" + head))[: -len(head)]

@@ -12,14 +12,13 @@ import socket
 import tempfile
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from clusterrun.logformat.lines import LINE_BYTES
 from clusterrun.node.base.processes import is_running
-from clusterrun.node.forward.stamp import Piece, split_pieces
 from clusterrun.rundir.paths import FileIn
 from clusterrun.shared.files import parse_object
 
@@ -31,9 +30,6 @@ GIVE_BACK_BYTES = 1 << 22
 _NAME = re.compile(r"clusterrun-([0-9a-f]{8})-(\d+)-.+-[^-]+\Z")
 _KEPT = "clusterrun-kept-"
 _OUTPUT = re.compile(r"rank_(\d+)\.(out|err)\Z")
-_EVENTS = re.compile(r"rank_(\d+)\.events\Z")
-_LOCK = re.compile(r"rank_(\d+)\.lock\Z")
-_ERROR = re.compile(r"rank_(\d+)\.error\.json\Z")
 FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE = 1, 2
 _PAGE_BYTES = 4096
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -48,6 +44,13 @@ class Output:
     stream: str
 
 
+class _OfRank(FileIn):
+    """A path for each rank."""
+
+    def __get__(self, place: Any, _: type) -> Callable[[int], Path]:  # type: ignore[override]
+        return lambda rank: Path(place.root, self._name.format(rank))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Spool:
     """The paths of everything in the spool."""
@@ -59,17 +62,10 @@ class Spool:
     launcher_dir = FileIn("launcher")  # the launcher's own logs
     control = FileIn("control")  # the page that agent and ranks share (shared/control_page.py)
 
-    def stacks(self, rank: int) -> Path:
-        """Where a rank writes its stacks."""
-        return self.root / f"rank_{rank}.stacks"
-
-    def pipe(self, rank: int) -> Path:
-        """Where a rank waits to be asked for its flight recorder (rank/emit.py)."""
-        return self.root / f"rank_{rank}.ask"
-
-    def dump(self, rank: int) -> Path:
-        """Where a rank, or torch, writes the flight recorder's dump."""
-        return self.root / f"{FLIGHT}_rank_{rank}"
+    events = _OfRank("rank_{}.events")  # where a rank writes its events
+    stacks = _OfRank("rank_{}.stacks")  # where it writes its stacks
+    pipe = _OfRank("rank_{}.ask")  # where it waits to be asked for its flight recorder
+    dump = _OfRank(FLIGHT + "_rank_{}")  # where it, or torch, writes the recorder's dump
 
     def outputs(self) -> list[Output]:
         """List the output files that exist now."""
@@ -82,17 +78,13 @@ class Spool:
             found.append(Output(path=self.launcher_output, rank="-", stream="l"))
         return found
 
-    def events(self, rank: int) -> Path:
-        """Where a rank writes its events."""
-        return self.root / f"rank_{rank}.events"
-
     def ranks(self) -> list[int]:
         """List the ranks that have written events."""
-        return list(self._by_rank(_EVENTS))
+        return list(self._by_rank("events"))
 
     def error_files(self) -> list[Path]:
         """List the error files that ranks have written."""
-        return list(self._by_rank(_ERROR).values())
+        return list(self._by_rank("error.json").values())
 
     def nccl_files(self) -> list[Path]:
         """List NCCL's message files, one per process."""
@@ -102,8 +94,8 @@ class Spool:
         """List the flight recorder's dumps."""
         return [self.root / name for name in self._names() if name.startswith(f"{FLIGHT}_")]
 
-    def _by_rank(self, pattern: re.Pattern[str]) -> dict[int, Path]:
-        matches = ((name, pattern.match(name)) for name in self._names())
+    def _by_rank(self, kind: str) -> dict[int, Path]:
+        matches = ((name, re.match(rf"rank_(\d+)\.{kind}\Z", name)) for name in self._names())
         return {int(match[1]): self.root / name for name, match in matches if match}
 
     def _names(self) -> list[str]:
@@ -115,7 +107,7 @@ class Spool:
     def locks(self) -> dict[int, Path]:
         """Map each rank that compiles an extension, or died doing so, to its lock."""
         found = {}
-        for number, file in self._by_rank(_LOCK).items():
+        for number, file in self._by_rank("lock").items():
             with contextlib.suppress(OSError):
                 found[number] = Path(os.fsdecode(file.read_bytes()))
         return found
@@ -205,6 +197,20 @@ def _time(value: object) -> float:
     return time.time()
 
 
+class Piece(NamedTuple):
+    """Whole lines with their newlines; if `is_cut`, the beginning of one line, without newline."""
+
+    text: bytes
+    is_cut: bool
+
+
+class Loss(NamedTuple):
+    """A number of bytes that were not forwarded, and why."""
+
+    size: int
+    reason: str
+
+
 class SpoolReader:
     """Read the output of a rank or the launcher as it grows.
 
@@ -216,6 +222,8 @@ class SpoolReader:
         self.size = self.position = 0
         self.mtime_us = 0
         self.read_until_us = now_us  # unread bytes were written after that
+        self.waiting = 0  # bytes passed to the log that may not have reached it
+        self.lost, self.recorded_us = Loss(0, ""), 0  # not yet recorded, and the last record
         self._held: tuple[int, int, float] | None = None  # position, size, since when
         self._given_back = 0  # up to this byte
         self._can_give_back = True
@@ -284,6 +292,43 @@ class SpoolReader:
         """Close the file."""
         with contextlib.suppress(OSError):
             os.close(self._descriptor)
+
+
+def split_pieces(data: bytes, *, with_rest: bool = False) -> list[Piece]:
+    """Split the bytes of one stream; an unfinished last line waits until it exceeds LINE_BYTES.
+
+    `with_rest` also takes that line, except for part of a character. The pieces are in order.
+    """
+    pieces: list[Piece] = []
+    start = run = 0  # of the current line, and of the whole lines before it
+    while (end := _line_end(data, start)) > start:
+        if data[end - 1 : end] != b"\n":
+            pieces += [Piece(data[run:start], is_cut=False)] if run < start else []
+            pieces.append(Piece(data[start:end], is_cut=True))
+            run = end
+        start = end
+    if run < start:
+        pieces.append(Piece(data[run:start], is_cut=False))
+    rest = data[start : whole_characters(data, len(data))] if with_rest else b""
+    return [*pieces, Piece(rest, is_cut=True)] if rest else pieces
+
+
+def _line_end(data: bytes, start: int) -> int:
+    """Return the end of the last line within LINE_BYTES, else where to cut it, else `start`."""
+    newline = data.rfind(b"\n", start, start + LINE_BYTES + 1)
+    if newline >= 0:
+        return newline + 1
+    return start if len(data) - start <= LINE_BYTES else whole_characters(data, start + LINE_BYTES)
+
+
+def whole_characters(data: bytes, end: int) -> int:
+    """Return the last offset up to `end` that splits no UTF-8 character."""
+    for back in range(1, min(4, end + 1)):
+        byte = data[end - back]
+        if byte & 0xC0 != 0x80:
+            length = 4 if byte >= 0xF0 else 3 if byte >= 0xE0 else 2 if byte >= 0xC0 else 1
+            return end - back if length > back else end
+    return end
 
 
 def _next_start(near: bytes) -> int:

@@ -1,26 +1,32 @@
 """A connection between the conductor and an agent, and the decision that stops an attempt.
 
-The messages are JSON lines over TCP; docs/contracts.md lists them.
+The messages are JSON lines over TCP; docs/contracts.md lists them. Both ends first prove that they
+belong to the same attempt, without sending its secret. Each proof covers the address and port of
+the conductor's end of the connection: a relay would have others.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import hmac
 import json
 import signal
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from clusterrun.node.base.causes import Cause, Ending, Failure
+from clusterrun.rundir.attempt import read_attempt
+from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared.files import parse_object
+from clusterrun.shared.finding import Finding
 
 LINE_BYTES = 1 << 24  # no agent sends a longer one
 READ_BYTES = 1 << 20
 STRANGER_BYTES = 32 << 10  # of a line from a peer that is not yet trusted
-TEXT_CHARS = 8192  # of each text in a message
-HELLO_CHARS = 512  # the same before the peer is trusted: it reads no more
 SETTLE_S = 0.4  # after the first failure: an earlier one may still arrive from another node
 ALIKE_S = 2.0  # the same if other ranks may yet fail alike, and no restart has to wait
 CAUSE_S = 10.0  # the same if the cause is on another node, whose rank may be slow to report it
@@ -62,35 +68,24 @@ class Channel:
     async def _line(self) -> bytes:
         """Return the next line. Raises EOFError after the last, or if one is too long."""
         while (end := self._received.find(b"\n")) < 0:
-            data = await self._reader.read(READ_BYTES)
-            self._received += data
             is_too_long = len(self._received) > (LINE_BYTES if self._is_trusted else STRANGER_BYTES)
-            if not data or is_too_long:
+            if is_too_long or not (data := await self._reader.read(READ_BYTES)):
                 raise EOFError
+            self._received += data
         line = bytes(self._received[:end])
         del self._received[: end + 1]
         return line
 
     def send(self, kind: str, **fields: Any) -> None:
-        """Send a message with long texts cut; the reader notices a closed connection."""
+        """Send a message, whose texts are short; the reader notices a closed connection."""
         with contextlib.suppress(OSError, RuntimeError):
-            size = TEXT_CHARS if self._is_trusted else HELLO_CHARS
-            self._writer.write(json.dumps({"type": kind, **_cut(fields, size)}).encode() + b"\n")
+            self._writer.write(json.dumps({"type": kind, **fields}).encode() + b"\n")
 
     async def close(self) -> None:
         """Flush and close."""
         with contextlib.suppress(OSError, asyncio.TimeoutError):
             await asyncio.wait_for(self._writer.drain(), 1.0)
         self._writer.close()
-
-
-def _cut(value: Any, size: int) -> Any:
-    """Cut the texts in a message so that the peer accepts the line."""
-    if isinstance(value, str):
-        return value[:size]
-    if isinstance(value, Mapping):
-        return {name: _cut(part, size) for name, part in value.items()}
-    return [_cut(part, size) for part in value] if isinstance(value, (list, tuple)) else value
 
 
 def _keep_alive(connection: socket.socket) -> None:
@@ -110,6 +105,80 @@ def plain_address(name: Any) -> str:
     return text.removeprefix("::ffff:") if "." in text else text
 
 
+@dataclass(frozen=True, kw_only=True)
+class Realm:
+    """The attempt whose agents may connect: all can read its secret."""
+
+    paths: RunPaths
+    attempt: int
+
+    @property
+    def label(self) -> dict[str, Any]:
+        """Run and attempt, which both sides send unencrypted."""
+        root = self.paths.root
+        return {"run": f"{root.parent.name}/{root.name}", "attempt": self.attempt}
+
+    def is_named_in(self, message: Mapping[str, Any]) -> bool:
+        """Return whether a message claims to come from this attempt."""
+        return all(message.get(name) == value for name, value in self.label.items())
+
+    def read_secret(self) -> bytes:
+        """Return the attempt's secret. Call this only once the conductor has answered.
+
+        A network file system may cache that a file did not exist. Raises OSError.
+        """
+        if secret := read_attempt(self.paths, self.attempt).secret:
+            return secret.encode()
+        raise FileNotFoundError(self.paths.attempt_record(self.attempt))
+
+
+def proof(secret: bytes, *parts: str) -> str:
+    """Return the HMAC of `parts`."""
+    text = "\x00".join(parts).encode(errors="surrogatepass")
+    return hmac.new(secret, text, hashlib.sha256).hexdigest()
+
+
+def is_proof(given: object, secret: bytes, *parts: str) -> bool:
+    """Check an HMAC in constant time; `given` may be anything."""
+    right = proof(secret, *parts).encode()
+    return hmac.compare_digest(str(given).encode(errors="surrogatepass"), right)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """A node's report before the launch; `problem` is empty if the node is fit.
+
+    `capabilities` are the compute capabilities of the GPUs that it may use, `checks` the notes and
+    failures of its preflight, `facts` what should be equal on all nodes. Only the first node gives
+    `port` and `variables`, as LaunchParameters has them.
+    """
+
+    node: str
+    node_rank: int
+    versions: Mapping[str, str]
+    capabilities: tuple[tuple[int, int], ...] = ()
+    problem: str = ""
+    checks: tuple[Finding, ...] = ()
+    facts: Mapping[str, str] = field(default_factory=dict)
+    port: int = 0
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchParameters:
+    """The launch parameters; `address` is the first node's, and `interface` is this node's.
+
+    `variables` is what `accelerate launch` adds to the environment of node 0's first rank, empty if
+    each node starts `accelerate launch` itself.
+    """
+
+    address: str
+    port: int
+    interface: str
+    precision: str
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
 class StopDecision:
     """How the attempt ends: settled once, shortly after the first failure.
 
@@ -119,17 +188,12 @@ class StopDecision:
     """
 
     def __init__(self) -> None:
-        self._failures: list[Failure] = []
+        self.failures: list[Failure] = []
         self._ending: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
         self._waited_s = 0.0
         self.completion: Callable[[], Ending] = Ending.completed
         self.is_open: Callable[[Ending, int], bool] = lambda *_: False
         self.is_held: Callable[[], bool] = lambda: False
-
-    @property
-    def failures(self) -> Sequence[Failure]:
-        """The failures so far."""
-        return self._failures
 
     @property
     def is_made(self) -> bool:
@@ -138,19 +202,19 @@ class StopDecision:
 
     def add(self, failure: Failure) -> None:
         """Add a failure."""
-        self._failures.append(failure)
-        if len(self._failures) == 1:
+        self.failures.append(failure)
+        if len(self.failures) == 1:
             asyncio.get_running_loop().call_later(SETTLE_S, self._decide)
 
     def heard_all(self) -> None:
         """Decide now if ranks were killed, and no node has reported what may have come first."""
-        signals = {failure.signal for failure in self._failures if not failure.is_consequence}
+        signals = {failure.signal for failure in self.failures if not failure.is_consequence}
         if signals == {signal.SIGKILL} and not self.is_held():
-            self.make(Ending.of_first(self._failures))
+            self.make(Ending.of_first(self.failures))
 
     def complete(self) -> None:
         """Settle on completion, unless something failed."""
-        if not self._failures and not self.is_held():
+        if not self.failures and not self.is_held():
             self.make(self.completion())
 
     def make(self, ending: Ending) -> None:
@@ -168,12 +232,12 @@ class StopDecision:
         if is_early and not self.is_made:
             asyncio.get_running_loop().call_later(SETTLE_S, self._decide)
             return
-        self.make(Ending.of_first(self._failures))
+        self.make(Ending.of_first(self.failures))
 
     def _patience_s(self) -> float:
         """Return how many seconds to wait for the cause if all failures are consequences."""
-        if not all(failure.is_consequence for failure in self._failures):
-            is_open = self.is_open(Ending.of_first(self._failures), len(self._failures))
+        if not all(failure.is_consequence for failure in self.failures):
+            is_open = self.is_open(Ending.of_first(self.failures), len(self.failures))
             return ALIKE_S if is_open else SETTLE_S
-        is_elsewhere = [f.has_lost_peer or f.cause is Cause.WORLD_ELSEWHERE for f in self._failures]
+        is_elsewhere = [f.has_lost_peer or f.cause is Cause.WORLD_ELSEWHERE for f in self.failures]
         return CAUSE_S if any(is_elsewhere) else 2 * SETTLE_S

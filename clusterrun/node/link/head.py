@@ -7,30 +7,32 @@ import contextlib
 import secrets
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from clusterrun.launch.plan import LOOPBACK
 from clusterrun.node.base.causes import Ending, Failure, NodeError, NodeExit, lost_node
-from clusterrun.node.base.report import LaunchParameters, Report
 from clusterrun.node.base.tasks import SharedDisk, Tasks
-from clusterrun.node.link.clock import now_us
 from clusterrun.node.link.connection import (
     ANSWER_S,
     LEAVE_S,
     REST_S,
     SETTLE_S,
     Channel,
+    LaunchParameters,
+    Realm,
+    Report,
     StopDecision,
+    is_proof,
+    proof,
 )
-from clusterrun.node.link.handshake import Realm, is_proof, proof
-from clusterrun.node.link.questions import Questions
 from clusterrun.shared.typed import decoded
 from clusterrun.shared.wording import count
 
 LOOK_S = 0.5  # between checks of what nodes have written
 HANG_UP_S = 1.0  # for members to leave after the meeting has failed
+REPLY_S = 20.0  # an agent that takes longer to answer a question is stopped or gone
 
 
 @dataclass(kw_only=True)
@@ -50,6 +52,50 @@ class Peer:
         """Return whether it runs on the conductor's machine, whose name may be 127.0.1.1 there."""
         address = self.channel.peer_address
         return address in (self.channel.own_address, "::1") or address.startswith("127.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers:
+    """The members' answers by node rank, and the node ranks that did not answer."""
+
+    given: Mapping[int, Mapping[str, Any]]
+    silent: frozenset[int]
+
+
+class Questions:
+    """Ask all members in parallel, one question at a time; `send` sends a message to all."""
+
+    def __init__(self, send: Callable[..., None], members: Callable[[], Iterable[int]]) -> None:
+        self._send, self._members = send, members
+        self._number = 0
+        self._answers: dict[int, dict[str, Any]] = {}
+        self._missing: set[int] = set()
+        self._answered = asyncio.Event()
+        self._lock = asyncio.Lock()
+
+    async def ask(self, what: str, *, within_s: float | None = None, **fields: Any) -> Answers:
+        """Return the answers of all present members, once all have answered or time is up."""
+        async with self._lock:
+            self._number += 1
+            self._answers, self._missing = {}, set(self._members())
+            self._answered.clear()
+            self._send("ask", question=self._number, what=what, **fields)
+            self.look_around()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._answered.wait(), within_s or REPLY_S)
+            return Answers(given=self._answers, silent=frozenset(self._missing))
+
+    def take(self, member: int, message: dict[str, Any]) -> None:
+        """Accept a member's answer to the open question."""
+        if message.get("question") == self._number:
+            self._answers[member] = message
+            self.look_around()
+
+    def look_around(self) -> None:
+        """Stop waiting for members that are gone."""
+        self._missing &= set(self._members()) - self._answers.keys()
+        if not self._missing:
+            self._answered.set()
 
 
 class Head:
@@ -81,7 +127,7 @@ class Head:
             reason="the other nodes have started without this one",
         )  # the answer to a node that joins too late
         self._changed = asyncio.Event()
-        self._all_done = asyncio.Event()
+        self._is_released = False  # those that rest have their answer
         self._readers = Tasks()
         self.decision = StopDecision()
         self.questions = Questions(self._send_all, self._present)
@@ -89,8 +135,9 @@ class Head:
 
     # While the nodes meet
 
-    async def admit(self, channel: Channel) -> bool:
+    async def admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Admit a missing node that can prove that it knows the attempt's secret."""
+        channel = Channel(reader, writer)
         challenge = secrets.token_hex(16)
         channel.send("challenge", nonce=challenge, **self._realm.label)
         hello = await channel.receive(ANSWER_S)
@@ -164,15 +211,10 @@ class Head:
     def welcome(self, parameters: LaunchParameters) -> None:
         """Start the ranks on all nodes."""
         self.is_launched = True
-        about = {
-            "port": parameters.port,
-            "precision": parameters.precision,
-            "variables": dict(parameters.variables),
-        }
-        is_beside = self._peers[0].is_beside
+        about, is_beside = asdict(parameters), self._peers[0].is_beside
         for peer in self._peers.values():  # each reaches the conductor's machine in its own way
             address = "" if is_beside and not peer.is_beside else parameters.address
-            peer.channel.send("welcome", address=address, **about)
+            peer.channel.send("welcome", **{**about, "address": address})
 
     @property
     def first_address(self) -> str:
@@ -209,7 +251,7 @@ class Head:
     def _handle(self, peer: Peer, message: dict[str, Any]) -> None:
         kind = message.get("type")
         if kind == "ping":
-            peer.channel.send("pong", clock_us=now_us())
+            peer.channel.send("pong", clock_us=time.time_ns() // 1000)
         elif kind == "alive":
             peer.channel.send("alive")
         elif kind == "report":
@@ -252,6 +294,7 @@ class Head:
 
     def step_ended(self) -> None:
         """Record that no agent is left."""
+        self._is_released = True
         for peer in self._peers.values():
             peer.is_gone = True
         self._changed.set()
@@ -269,12 +312,9 @@ class Head:
         self.decision.heard_all()
 
     def look_around(self) -> None:
-        """Notice what is complete: the answers, the ends of all, the attempt."""
-        peers = self._peers.values()
+        """Notice what is complete: the answers, the attempt."""
         self.questions.look_around()
-        if all(peer.is_done or peer.is_gone for peer in peers):
-            self._all_done.set()
-        if self.is_launched and all(peer.is_done for peer in peers):
+        if self.is_launched and all(peer.is_done for peer in self._peers.values()):
             self.decision.complete()
 
     @property
@@ -306,27 +346,27 @@ class Head:
 
         Return whether nothing runs on any of them in time.
         """
+        peers = self._peers.values()
         self._send_all("stop", **asdict(ending))
-        self.look_around()
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._all_done.wait(), LEAVE_S)
-        until = time.monotonic() + REST_S
-        while (left_s := until - time.monotonic()) > 0 and not all(
-            peer.is_gone or peer.rests is not None for peer in self._peers.values()
-        ):
-            await self._change(left_s)
-        return self._all_done.is_set()
+        await self._until(self._is_quiet, LEAVE_S)
+        await self._until(
+            lambda: all(peer.is_gone or peer.rests is not None for peer in peers), REST_S
+        )
+        return self._is_quiet()
 
-    async def until_broken(self, within_s: float) -> None:
-        """Wait until a member that rests is gone, or for so long."""
+    def _is_quiet(self) -> bool:
+        return all(peer.is_done or peer.is_gone for peer in self._peers.values())
+
+    async def until_released(self, within_s: float) -> None:
+        """Wait until the members that rest have their answer, or one is gone, or for so long."""
+        await self._until(lambda: self._is_released or not self.is_whole, within_s)
+
+    async def _until(self, is_so: Callable[[], bool], within_s: float) -> None:
         until = time.monotonic() + within_s
-        while self.is_whole and (left_s := until - time.monotonic()) > 0:
-            await self._change(left_s)
-
-    async def _change(self, within_s: float) -> None:
-        self._changed.clear()
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), within_s)
+        while not is_so() and (left_s := until - time.monotonic()) > 0:
+            self._changed.clear()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), left_s)
 
     @property
     def has_members(self) -> bool:
@@ -343,9 +383,12 @@ class Head:
         """Return whether all members rest."""
         return all(peer.rests and not peer.is_gone for peer in self._peers.values())
 
-    def send_again(self, attempt: int) -> None:
-        """Have the members that rest begin the next attempt."""
-        self._send_all("again", attempt=attempt)
+    def release(self, attempt: int = 0) -> None:
+        """Have the members that rest begin the next attempt, or leave."""
+        if attempt:
+            self._send_all("again", attempt=attempt)
+        self._is_released = True
+        self._changed.set()
 
     async def close(self) -> None:
         """Close all connections."""

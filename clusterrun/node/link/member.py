@@ -1,4 +1,7 @@
-"""An agent's end of the link: reach the conductor, report to it, and stop when it decides."""
+"""An agent's end of the link: reach the conductor, report to it, and stop when it decides.
+
+The conductor's time is that of all timestamps.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,26 @@ import dataclasses
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 from clusterrun.node.base.causes import Ending, Failure, NodeError, NodeExit, lost_node
 from clusterrun.node.base.identity import Identity
 from clusterrun.node.base.ports import interface_of
-from clusterrun.node.base.report import LaunchParameters, Report
 from clusterrun.node.base.tasks import SharedDisk, Tasks, guarded
-from clusterrun.node.link.clock import Clock, Offset
-from clusterrun.node.link.connection import ANSWER_S, STRANGER_BYTES, Channel, StopDecision
-from clusterrun.node.link.handshake import Realm, is_proof, proof
-from clusterrun.node.link.questions import Answerer, answer
-from clusterrun.node.recovery import reach
+from clusterrun.node.link.connection import (
+    ANSWER_S,
+    STRANGER_BYTES,
+    Channel,
+    LaunchParameters,
+    Realm,
+    Report,
+    StopDecision,
+    is_proof,
+    proof,
+)
+from clusterrun.node.recovery.lost import known_address
 from clusterrun.shared.typed import decoded
 
 RETRY_S = 0.03  # the conductor may be about to listen
@@ -29,7 +39,64 @@ CONNECT_S = 10.0
 NAMING = 3  # nodes that tell the names of all: the first may be the one that does not come
 ALIVE_S = 15.0  # between two heartbeats
 REST_S = 90.0  # the conductor decides earlier
+PINGS = 8
+LEAST_US = 1_000  # NTP keeps clocks closer than this
 UNANSWERED = 20  # heartbeats until the conductor is considered lost; Slurm may suspend it
+
+
+def now_us() -> int:
+    """Return this node's time in µs since the epoch."""
+    return time.time_ns() // 1000
+
+
+class Clock:
+    """This node's clock, and how far it is ahead of the conductor's; 0 until the nodes have met."""
+
+    def __init__(self, now_us: Callable[[], int] = now_us) -> None:
+        self.now_us = now_us
+        self.offset_us = self._sent_us = 0
+        self._found: list[Offset] = []
+
+    def corrected(self, epoch_us: int) -> int:
+        """Convert a time of this node to the conductor's."""
+        return epoch_us - self.offset_us
+
+    def corrected_s(self, epoch_s: float) -> float:
+        """Convert a time of this node, in seconds, to the conductor's."""
+        return epoch_s - self.offset_us / 1_000_000
+
+    def ping(self) -> None:
+        """Record that a ping was sent."""
+        self._sent_us = self.now_us()
+
+    def pong(self, head_us: int) -> Offset | None:
+        """Take the conductor's time from an answer; return the offset after the last, else None.
+
+        The fastest of several pings is the best (RFC 5905).
+        """
+        now_us = self.now_us()
+        middle_us = (self._sent_us + now_us) // 2
+        self._found.append(Offset(offset_us=middle_us - head_us, rtt_us=now_us - self._sent_us))
+        if len(self._found) < PINGS:
+            return None
+        found, self._found = self._found, []
+        return min(found, key=lambda offset: offset.rtt_us)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offset:
+    """How far this clock is ahead of the conductor's, measured by a ping that took `rtt_us`."""
+
+    offset_us: int
+    rtt_us: int
+
+    @property
+    def is_certain(self) -> bool:
+        """Return whether the clocks differ by more than the ping can explain."""
+        return abs(self.offset_us) > max(LEAST_US, self.rtt_us / 2)
+
+
+Answerer = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]] | dict[str, Any]]
 
 
 class Place(NamedTuple):
@@ -87,15 +154,10 @@ class Member:
         self._has_met = True
         self._tasks.start(self._listen(channel))
         self._tasks.start(self._watch_conductor(channel))
-        address = str(message["address"]) or channel.peer_address
+        found: LaunchParameters = decoded(LaunchParameters, message)
+        address = found.address or channel.peer_address
         own_address = address if self._who.is_first else channel.own_address
-        return LaunchParameters(
-            address=address,
-            port=int(message["port"]),
-            interface=interface_of(own_address),
-            precision=str(message["precision"]),
-            variables={str(n): str(v) for n, v in message.get("variables", {}).items()},
-        )
+        return dataclasses.replace(found, address=address, interface=interface_of(own_address))
 
     async def _welcome(self, channel: Channel) -> dict[str, Any]:
         while message := await channel.receive():
@@ -137,7 +199,7 @@ class Member:
     async def _join(self, deadline: float) -> Channel:
         """Try until the conductor answers: it may be busy with many nodes."""
         first, *others = self._place.host.split(",")
-        hosts = (await self._disk.do(partial(reach.known_address, first)), *others)
+        hosts = (await self._disk.do(partial(known_address, first)), *others)
         pause_s = RETRY_S
         while time.monotonic() < deadline:
             for host in hosts:
@@ -268,3 +330,14 @@ class Member:
         self._tasks.cancel()
         if self._channel is not None:
             await self._channel.close()
+
+
+async def answer(
+    message: Mapping[str, Any], answerers: Mapping[str, Answerer], send: Callable[..., None]
+) -> None:
+    """Answer a question; ignore an unknown one."""
+    answerer = answerers.get(str(message.get("what")))
+    if answerer is not None:
+        given = answerer(message)
+        found = given if isinstance(given, dict) else await given
+        send("answer", question=message.get("question"), **found)

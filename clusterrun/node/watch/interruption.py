@@ -21,10 +21,9 @@ from typing import Any
 
 from clusterrun.node.base.causes import Cause, Ending, NodeExit, cancelled
 from clusterrun.node.base.tasks import SharedDisk, Tasks
-from clusterrun.node.link.head import Head
-from clusterrun.node.link.questions import Questions
-from clusterrun.node.recovery.conclude import time_left_s, warning_reason
-from clusterrun.rundir.request import Reason, read_request, write_request
+from clusterrun.node.link.head import Head, Questions
+from clusterrun.node.recovery.conclude import Account, time_left_s, warning_reason
+from clusterrun.rundir.outcome import Reason, read_request, write_request
 from clusterrun.shared.control_page import ControlPage, SavePoint
 from clusterrun.shared.wording import count
 
@@ -52,9 +51,8 @@ class Interruption:
 
     Ranks that save in handlers of their own get a signal instead, before the time limit one of
     `named` if they handle it; at the end they have `end_s`. Slurm warns `warning_s` before the time
-    limit. `has_saved` returns whether there is a checkpoint to continue from, `is_through` whether
-    the last step is done. `is_used`: a rank has called should_checkpoint(). `reason` is None until
-    the ranks must exit. `tasks` are those of the attempt.
+    limit. `is_used`: a rank has called should_checkpoint(). `reason` is None until the ranks must
+    exit. `tasks` are those of the attempt.
     """
 
     request: Path
@@ -62,8 +60,7 @@ class Interruption:
     warning_s: float
     happened: Callable[..., None]
     say: Callable[[str], None]
-    has_saved: Callable[[], bool]
-    is_through: Callable[[], bool]
+    account: Account
     disk: SharedDisk
     tasks: Tasks
     named: tuple[int, ...] = ()
@@ -168,7 +165,7 @@ class Interruption:
         self._left = sum(each["left"] for each in counts)
         if self._left and not had_left:
             self.say(f"waiting for the script's own signal handler in {count(self._left, 'rank')}")
-        is_open = self.head.decision.failures or not self.is_through()
+        is_open = self.head.decision.failures or not self.account.is_through
         if self._is_handled and not self._left and is_open:
             self.head.decision.make(self._interrupted())
         self.head.look_around()
@@ -230,18 +227,20 @@ class Interruption:
 
     def _end_as_interrupted(self) -> None:
         """End ranks that did not exit, if there is a checkpoint to continue from."""
-        if self.has_saved() and not self._left:
+        if self.account.checkpoint is not None and not self._left:
             self.head.decision.make(self._interrupted())
 
     def _end_handlers(self) -> None:
         """End ranks that still handle a signal; without a checkpoint, they have the whole limit."""
-        if self._left and (self.has_saved() or self.reason is Reason.CANCEL):
+        may_end = self.account.checkpoint is not None or self.reason is Reason.CANCEL
+        if self._left and may_end:
             self.head.decision.make(self._interrupted())
 
     def _completion(self) -> Ending:
         """Return how a training without failures ended: interrupted or complete."""
         has_left = self._is_handled or (self.reason is not None and self.head.have_left)
-        return self._interrupted() if has_left and not self.is_through() else Ending.completed()
+        is_early = has_left and not self.account.is_through
+        return self._interrupted() if is_early else Ending.completed()
 
     def _interrupted(self) -> Ending:
         own = [f for f in self.head.decision.failures if not f.has_lost_peer]

@@ -24,9 +24,9 @@ from clusterrun.health.node import Needs, quick_looks
 from clusterrun.launch.plan import Plan, Precision
 from clusterrun.node.base.causes import NodeError, NodeExit
 from clusterrun.node.base.identity import Attempt, Identity
-from clusterrun.node.base.report import Report
+from clusterrun.node.link.connection import Report
 from clusterrun.shared import shell
-from clusterrun.shared.descriptors import needed_descriptors, raise_descriptor_limit
+from clusterrun.shared.files import needed_descriptors, raise_descriptor_limit
 from clusterrun.shared.finding import BAD, Finding, Severity, note, ok
 from clusterrun.shared.installed import own_version
 from clusterrun.shared.wording import count, missing_text

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from clusterrun.health.cgroup import MemoryGroup, own_group
-from clusterrun.health.machine import counts, own_memory
+from clusterrun.health.machine import MemoryGroup, counts, own_group, own_memory
 from clusterrun.health.nvml import NvmlGpu
 from clusterrun.node.base.identity import Attempt
 from clusterrun.node.base.processes import allocated_cpus, descendants
-from clusterrun.node.watch.gpus import Gpus
+from clusterrun.node.forward.forward import Forwarder
+from clusterrun.node.watch.notes import Gpus
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.usage import (
     HALF_BYTES,
@@ -27,6 +27,7 @@ from clusterrun.rundir.usage import (
     AlertKind,
     GpuSample,
     Sample,
+    alert_texts,
     to_line,
 )
 from clusterrun.shared.files import size_of
@@ -103,17 +104,12 @@ _ANSWER_S: Final = 2.0
 
 @dataclass(kw_only=True)
 class Sampler:
-    """Sample until `stop`; `alerted` gets the alerts that are raised, `say` what can't be sampled.
-
-    `now_s` is the conductor's clock. All functions are called in the thread of the sampler.
-    """
+    """Sample until `stop`, in a thread; the journal gets the alerts that are raised."""
 
     attempt: Attempt
     gpus: Gpus | None
     pids: Callable[[], Mapping[int, int]]
-    now_s: Callable[[], float]
-    alerted: Callable[[list[Alert], Sample], object]
-    say: Callable[[str], None]
+    journal: Forwarder
     _group: MemoryGroup = field(default_factory=own_group)
     _ending: threading.Event = field(default_factory=threading.Event)
     _gpus: dict[int, GpuSample] = field(default_factory=dict)
@@ -149,7 +145,7 @@ class Sampler:
 
     def _tell(self, text: str) -> None:
         if not self._ending.is_set():  # at the end, the process that asks NVML is killed
-            self.say(text)
+            self.journal.say(text)
 
     def look(self) -> Sample:
         """Take a sample, write it, and report the alerts that it raises."""
@@ -158,8 +154,11 @@ class Sampler:
         sample = dataclasses.replace(sample, alerts=holding(self._state))
         self._number += 1
         self._lost += not append(self.attempt.paths, self.attempt.who.node, to_line(sample))
-        if new := [alert for alert in sample.alerts if alert not in old]:
-            self.alerted(new, sample)
+        new = [alert for alert in sample.alerts if alert not in old]
+        for alert in new:
+            self.journal.event("alert", kind=alert.kind.value, gpu=alert.gpu)
+        for text in alert_texts(new, sample):
+            self.journal.say(text)
         return sample
 
     def _sample(self) -> Sample:
@@ -171,7 +170,7 @@ class Sampler:
         self._begun = self._begun or at
         self._counts, self._peak = counts(), max(self._peak, memory.used)
         return Sample(
-            at=round(self.now_s(), 3),
+            at=round(self.journal.now_s(), 3),
             attempt=self.attempt.number,
             interval_s=self._interval_s,
             host_bytes=memory.used,

@@ -18,8 +18,8 @@ from clusterrun.config.choices import Cluster
 from clusterrun.errors import NodeExit
 from clusterrun.node.base.causes import Ending, lost_node
 from clusterrun.node.base.identity import Attempt
-from clusterrun.node.recovery import lost_head, reach
-from clusterrun.node.recovery.reach import known_address, unreachable
+from clusterrun.node.recovery import lost
+from clusterrun.node.recovery.lost import known_address, unreachable
 from clusterrun.rundir.outcome import Outcome
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared.files import write_whole
@@ -48,7 +48,7 @@ class Scene:
         plan = dataclasses.replace(plan, cluster=cluster)
         given = Attempt(plan=plan, paths=self.paths, number=1, who=who(rank, *NODES))
         self.paths.outcome(1).unlink(missing_ok=True)
-        lost_head.see_to_run(given, LOSS, self.said.append)
+        lost.see_to_run(given, LOSS, self.said.append)
         assert Outcome.from_json(self.paths.outcome(1).read_text()).node == "n1"
         return self
 
@@ -69,8 +69,8 @@ class Scene:
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
     scene = Scene(tmp_path)
-    monkeypatch.setattr(lost_head, "unreachable", scene.unreachable)
-    monkeypatch.setattr(lost_head.shell, "run", scene.run)
+    monkeypatch.setattr(lost, "unreachable", scene.unreachable)
+    monkeypatch.setattr(lost.shell, "run", scene.run)
     return scene
 
 
@@ -98,7 +98,7 @@ def test_nobody_requeues_a_run_that_another_one_sees_to(
     }
     for why, asked in given.items():
         scene.gone = asked.pop("gone", ("n1",))
-        monkeypatch.setattr(lost_head, "NEAREST", asked.pop("nearest", 3))
+        monkeypatch.setattr(lost, "NEAREST", asked.pop("nearest", 3))
         scene.paths.request(1).write_text(asked.pop("word", ""))
         if blocks := asked.pop("exists", None):
             blocks.mkdir()
@@ -120,8 +120,8 @@ def on_hosts(scene: Scene, monkeypatch: pytest.MonkeyPatch, sleep: Callable[[flo
     """Lose the agent of the first host; return whether the run has ended."""
     write_whole(scene.paths.controller, "{}")
     os.utime(scene.paths.controller, (1.0, 1.0))
-    monkeypatch.setattr(lost_head.time, "sleep", sleep)
-    monkeypatch.setattr(lost_head, "SIGN_S", 0.05)
+    monkeypatch.setattr(lost.time, "sleep", sleep)
+    monkeypatch.setattr(lost, "SIGN_S", 0.05)
     scene.lose_head(cluster=Cluster.SSH)
     return scene.paths.end.exists()
 
@@ -147,7 +147,7 @@ def _scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program.write_text(f"#!/bin/bash\ncat {says}\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(program.parent), prepend=":")
-    monkeypatch.setattr(reach, "CONNECT_S", 0.5)
+    monkeypatch.setattr(lost, "CONNECT_S", 0.5)
     return says
 
 

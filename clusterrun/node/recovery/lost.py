@@ -1,4 +1,4 @@
-"""See to a run that has lost the conductor's node.
+"""Find the nodes of a job that can't be reached, and see to a run that has lost the conductor's.
 
 Slurm requeues the job when it marks the node down, minutes later. But it keeps a job that may lose
 nodes (--no-kill), although nothing runs in it; and hosts have no queue.
@@ -8,23 +8,32 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from clusterrun.errors import ClusterrunError, NodeExit
 from clusterrun.node.base.causes import Ending
 from clusterrun.node.base.identity import Attempt
-from clusterrun.node.recovery.account import outcome_of
-from clusterrun.node.recovery.reach import unreachable
+from clusterrun.node.recovery.conclude import outcome_of
 from clusterrun.rundir.attempt import read_attempt
-from clusterrun.rundir.outcome import write_end
-from clusterrun.rundir.request import Reason, read_request
+from clusterrun.rundir.outcome import Reason, read_request, write_end
 from clusterrun.shared import files, shell
+from clusterrun.shared.hostlist import fold_hostlist
 from clusterrun.shared.state import JobState
 
 NEAREST = 3  # nodes after the conductor's: more are rarely lost together, and each one asks Slurm
 SIGN_S = 20.0  # a conductor on hosts gives a sign of life every 5 s
 LOOK_S = 0.5
+ASK_S = 15.0
+CONNECT_S = 3.0
+AT_ONCE = 64
+_NODE = re.compile(r"\bNodeName=(\S+)")
+_ADDRESS = re.compile(r"\bNodeAddr=(\S+)")
+_PORT = re.compile(r"\bPort=(\d+)")
+_SITE_PORT = re.compile(r"^SlurmdPort\s*=\s*(\d+)", re.MULTILINE)
 
 
 def see_to_run(attempt: Attempt, loss: Ending, say: Callable[[str], None]) -> None:
@@ -93,3 +102,53 @@ def _is_requeued(job_id: str, say: Callable[[str], None]) -> bool:
         say(f"Slurm does not requeue job {job_id}: {' '.join(done.stderr.split())}")
         shell.run(["scancel", job_id])
     return not done.rc
+
+
+def unreachable(nodes: Sequence[str]) -> tuple[str, ...]:
+    """Return the nodes on which slurmd accepts no connection; ask slurmctld twice in all.
+
+    Leave out nodes without a known address and port. Return none if no node answers.
+    """
+    places = _places(nodes)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        answers = dict(zip(places, pool.map(_answers, places.values()), strict=True))
+    if not any(answers.values()):
+        return ()  # not even this node
+    return tuple(node for node in nodes if not answers.get(node, True))
+
+
+def known_address(node: str) -> str:
+    """Return a node's name if it resolves, else its address in Slurm (NodeAddr)."""
+    try:
+        socket.getaddrinfo(node, None)
+    except (OSError, UnicodeError):
+        found = _ADDRESS.search(_scontrol("--oneliner", "show", "node", node))
+        return found[1] if found else node
+    return node
+
+
+def _places(nodes: Sequence[str]) -> dict[str, tuple[str, int]]:
+    if not nodes:
+        return {}
+    site = _SITE_PORT.search(_scontrol("show", "config"))
+    places = {}
+    for line in _scontrol("--oneliner", "show", "node", fold_hostlist(nodes)).splitlines():
+        name, address, port = _NODE.search(line), _ADDRESS.search(line), _PORT.search(line) or site
+        if name and address and port:
+            places[name[1]] = (address[1], int(port[1]))
+    return places
+
+
+def _answers(place: tuple[str, int]) -> bool:
+    try:
+        socket.create_connection(place, CONNECT_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def _scontrol(*words: str) -> str:
+    try:
+        return shell.run(["scontrol", *words], timeout_s=ASK_S).stdout
+    except ClusterrunError:
+        return ""

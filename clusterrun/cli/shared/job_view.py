@@ -1,0 +1,550 @@
+"""What verbs show of a job, as text and as JSON.
+
+Which job it is, how it failed, why it waits, how it starts, how far it is, and what it uses.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+from clusterrun.backends.evidence import (
+    AttemptSummary,
+    ProgressSource,
+    TrainingProgress,
+    read_evidence,
+)
+from clusterrun.backends.slurm.reasons import Fact, FactKind, Outlook, PendingReason, Sooner
+from clusterrun.backends.status import JobStatus
+from clusterrun.cli.shared import output
+from clusterrun.diagnosis.kinds import Certainty
+from clusterrun.errors import UsageError
+from clusterrun.rundir.events import Phase, Startup
+from clusterrun.rundir.outcome import Cause, Outcome, ShortVerdict
+from clusterrun.rundir.record import JobRecord, count_namesakes
+from clusterrun.rundir.usage import percent, share_text
+from clusterrun.shared.durations import clock
+from clusterrun.shared.hostlist import fold_hosts, fold_ranks, named, parse_hostlist
+from clusterrun.shared.state import JobState
+from clusterrun.shared.wording import count
+from clusterrun.verbs.find import FORWARDED, is_elsewhere, locate, refuse_elsewhere
+
+BRIEF_LETTERS = 100
+SECONDS_A_DAY = 86400
+SHOWN_LETTERS = 200
+_TRACEBACK = "Traceback (most recent call last):"
+
+
+def find_announced(job: str | None) -> JobRecord:
+    """Find a job; print which one, unless the name can mean only this run of this project."""
+    return find_all_announced([job])[0]
+
+
+def find_all_announced(jobs: Sequence[str | None]) -> list[JobRecord]:
+    """Find jobs as `find_announced` does. Raises ElsewhereError if they are on another host."""
+    found = [(job or "", locate_announced(job)) for job in jobs]
+    refuse_elsewhere(found)
+    return [record for _, record in found]
+
+
+def locate_announced(job: str | None) -> JobRecord:
+    """Find a job as `find_announced` does, wherever its run directory is."""
+    record = locate(job)
+    if job is None and not FORWARDED:
+        where = os.path.relpath(record.runs_dir.root)
+        output.say(f"using job {record.job_id} ({record.name}, newest run in {where})")
+    if job is None or job in FORWARDED:  # the machine that forwarded it has announced it
+        return record
+    number = 1 if job != record.name or job in record.job_ids else count_namesakes(record)
+    newest = f", newest of {number} runs of this name" if number > 1 else ""
+    place = f" of {record.workdir}" if not os.path.exists(job) and is_elsewhere(record) else ""
+    if newest or place:
+        output.say(f"using job {record.job_id} ({record.name}{newest}){place}")
+    return record
+
+
+def failure_text(failure: Outcome) -> str:
+    """Name the failure that ended an attempt, on one line."""
+    return " ".join(" ".join(failure_lines(failure)).split())
+
+
+def how_it_ended(outcome: Outcome, why: str = "") -> str:
+    """Return why an attempt ended, or its cause, and at which step."""
+    how = why or outcome.cause.value.replace("_", " ")
+    return how if outcome.step is None else f"{how} at step {outcome.step}"
+
+
+def lost_steps(attempt: AttemptSummary) -> str:
+    """Return how many steps were lost, and about how much time."""
+    about = f" (about {clock(attempt.lost_s)})" if attempt.lost_s is not None else ""
+    return f"{count(attempt.lost_steps or 0, 'step')}{about}"
+
+
+def failure_lines(failure: Outcome) -> list[str]:
+    """Name the failure that ended an attempt; its message keeps its lines, without tracebacks."""
+    how = f"exit {failure.code}" if failure.code else ""
+    if failure.signal:  # a rank's message names its signal
+        how = "" if failure.cause is Cause.SIGNAL else f"killed by signal {failure.signal}"
+    who = _who(failure) if failure.message else ""  # else the reason names it
+    text = ": ".join(part for part in (who, how, failure.message or failure.reason) if part)
+    return list(_without_tracebacks(text.splitlines()))
+
+
+def _without_tracebacks(lines: Iterable[str]) -> Iterator[str]:
+    is_inside = False
+    for line in lines:
+        is_inside = line.endswith(_TRACEBACK) or (is_inside and line[:1] in ("", " "))
+        if line.strip() and not is_inside:
+            yield line
+
+
+def choose_attempts(name: str, known: list[int], wanted: int | str | None) -> list[int]:
+    """Return the wanted of the `known` attempts, oldest first; none if the run has not started.
+
+    Raises UsageError for one that does not exist.
+    """
+    if wanted is None:
+        return known[-1:]
+    if isinstance(wanted, str):
+        return known
+    number = wanted if wanted > 0 else max(known, default=0) + wanted
+    if number not in known:
+        hint = f"choose from {fold_ranks(known)}" if known[1:] else "choose 1"
+        raise UsageError(
+            f"{name} has no attempt {wanted}", hint=hint if known else "wait until it starts"
+        )
+    return [number]
+
+
+def verdict_line(verdict: ShortVerdict) -> str:
+    """Name the cause of a failure, and where it began, on one line."""
+    ranks = f"rank{'s' * (len(verdict.ranks) > 1)} {fold_ranks(verdict.ranks)}"
+    nodes = f"on {fold_hosts(verdict.nodes)}"
+    where = " ".join((ranks,) * bool(verdict.ranks) + (nodes,) * bool(verdict.nodes))
+    head = "perhaps: " if verdict.status is Certainty.UNCONFIRMED else ""
+    facts = ", ".join(filter(None, (verdict.cause, where)))
+    return f"{head}{verdict.means.rstrip('.')} ({facts})"
+
+
+def brief(text: str) -> str:
+    """Return the first line of a text, cut if it is long for a table."""
+    return cut((text.splitlines() or [""])[0], BRIEF_LETTERS)
+
+
+def cut(text: str, most: int = SHOWN_LETTERS) -> str:
+    """Return what is shown of a line, cut between words."""
+    head = text[: most + 1].rpartition(" ")[0] or text[:most]
+    return text if len(text) <= most else f"{head} …"
+
+
+def _who(failure: Outcome) -> str:
+    if failure.rank is None:
+        return f"node {failure.node}" if failure.node else ""
+    return f"rank {failure.rank}" + (f" on {failure.node}" if failure.node else "")
+
+
+def where_or_why(job: JobStatus) -> str:
+    """Return where a job runs, or why it waits."""
+    if job.pending is None:
+        is_local = job.record.cluster.scheduler.is_this_machine
+        return f"{nodelist(job)} (simulated nodes)" if is_local and job.nodelist else nodelist(job)
+    start = f"; starts about {local_time(job.expected_start)}" if job.expected_start else ""
+    return f"{job.pending.text}{start}"
+
+
+def nodelist(job: JobStatus) -> str:
+    """Name the hosts of a job in Slurm's short form, each once: simulated nodes share one."""
+    try:
+        return fold_hosts(parse_hostlist(job.nodelist))
+    except UsageError:
+        return job.nodelist
+
+
+def local_time(epoch_s: float) -> str:
+    """Write a moment in local time, without the day if it is less than half a day away."""
+    then = datetime.fromtimestamp(epoch_s)
+    is_near = abs((then - datetime.now()).total_seconds()) < SECONDS_A_DAY / 2
+    return f"{then:%H:%M}" if is_near else f"{then:%Y-%m-%d %H:%M}"
+
+
+# Why it waits
+
+
+def facts(job: JobStatus) -> list[str]:
+    """Return a sentence for each fact about a wait."""
+    return [fact_text(fact) for fact in job.outlook.facts] if job.outlook else []
+
+
+def fact_text(fact: Fact) -> str:
+    """Return one fact in words, with the request and the limit."""
+    where = f"partition '{fact.partition}'"
+    with_gpus = f" with {fact.detail} GPUs" if fact.detail else ""
+    asked = f"{count(fact.asked or 0, 'node')}{with_gpus}"
+    if fact.kind is FactKind.NODES:
+        uses = ", ".join(f"{number} {use.value}" for use, number in fact.uses)
+        return f"needs {asked}; {where} has {fact.limit}: {uses}"
+    if fact.kind is FactKind.NODES_OUT:
+        reason = f": {fact.detail}" if fact.detail else ""
+        are = "are" if {*"[,"} & {*fact.nodes} else "is"
+        return f"{fact.nodes} {are} {fact.state}{reason}"
+    if fact.kind is FactKind.RESERVATION:
+        kind = f"{fact.state} reservation" if fact.state else "reservation"
+        nodes = f" of {fact.nodes}" if fact.nodes else ""
+        span = f"from {local_time(fact.start or 0)} to {local_time(fact.end or 0)}"
+        return f"{kind} '{fact.detail}'{nodes}: {span}"
+    if fact.kind is FactKind.TOO_LONG:
+        asked = "no --time" if fact.asked is None else f"--time {clock(fact.asked)}"
+        return f"{asked}, {where} allows {clock(fact.limit or 0)}"
+    return f"{asked} requested, {where} offers at most {fact.limit}"
+
+
+def sooner(job: JobStatus) -> list[str]:
+    """Return what may start sooner, each with its command; at the end, how to drop this job."""
+    changes = job.outlook.sooner if job.outlook else ()
+    lines = [f"{_why(change)}: {command(change, job)}" for change in changes]
+    if lines and not job.has_checkpoint:
+        lines.append(
+            f"that starts a new run; to drop this job: clusterrun cancel {job.record.job_id}"
+        )
+    return lines
+
+
+def _why(change: Sooner) -> str:
+    if change.idle is None:
+        return f"with a time limit of {clock(change.limit_s or 0)}"
+    are = f"{count(change.idle, 'node')} {'is' if change.idle == 1 else 'are'} idle now"
+    where = f" in partition '{change.partition}'" if change.partition else ""
+    limit = f", for at most {clock(change.limit_s)}" if change.limit_s else ""
+    return f"{are}{where}{limit}"
+
+
+def command(change: Sooner, job: JobStatus) -> str:
+    """Return the command that requests the change.
+
+    `resubmit` trains from the first step, so a run with a checkpoint is resumed instead.
+    """
+    limit = clock(change.limit_s) if change.limit_s else ""
+    given = {"--partition": change.partition, "--nodes": change.nodes, "--time": limit}
+    options = shlex.join(x for name, value in given.items() if value for x in (name, str(value)))
+    name = job.record.job_id
+    if job.has_checkpoint:
+        return f"clusterrun cancel {name} && clusterrun resume {name} {options}"
+    return f"clusterrun resubmit {name} {options}"
+
+
+def warn_stuck(job: JobStatus) -> None:
+    """Warn about a job that will not start unless somebody changes something."""
+    notes = (*facts(job), f"to end it, run: clusterrun cancel {job.record.job_id}")
+    output.warn(f"job {job.record.job_id} is pending: {where_or_why(job)}", notes=notes)
+
+
+# How far it is
+
+SILENCE_S = 10.0  # steps are reported each second
+SILENT_STEPS = 3  # or less often, if they take longer
+
+
+def steps_done(progress: TrainingProgress) -> str:
+    """Write `380/46880`, `380` without a total, or "" if nothing is known."""
+    if progress.step is None:
+        return ""
+    return str(progress.step) if progress.total is None else f"{progress.step}/{progress.total}"
+
+
+def rate(progress: TrainingProgress) -> str:
+    """Write `1.2 steps/s`, or in the unit of a progress bar: `1.2 it/s`."""
+    unit = "steps" if progress.unit == "step" else progress.unit
+    return f"{progress.rate_per_s:.3g} {unit}/s" if progress.rate_per_s else ""
+
+
+def eta_s(job: JobStatus) -> float | None:
+    """Return the seconds left; None if unknown, or if no step has ended for a while."""
+    progress = job.progress
+    is_known = progress.rate_per_s and progress.total is not None and progress.step is not None
+    if not is_known or job.state is not JobState.RUNNING or silence(progress):
+        return None
+    left = (progress.total or 0) - (progress.step or 0)
+    return left / (progress.rate_per_s or 1.0) if left > 0 else None
+
+
+def silence(progress: TrainingProgress) -> str:
+    """Return how long ago the last step ended, if unusually long; the time left is then unknown."""
+    silent_s = time.time() - (progress.reported_at or 0.0)
+    usual_s = SILENT_STEPS * (1.0 / progress.rate_per_s if progress.rate_per_s else SILENCE_S)
+    if silent_s <= max(SILENCE_S, usual_s) or progress.step in (None, progress.total):
+        return ""
+    verb = "moved" if progress.source is ProgressSource.OUTPUT else "reported"
+    return f"last {verb} {clock(silent_s)} ago"
+
+
+def output_age_s(progress: TrainingProgress) -> float | None:
+    """Return the seconds since the ranks last printed something."""
+    if progress.output_at is None:
+        return None
+    return max(0.0, time.time() - progress.output_at)  # another machine's clock
+
+
+def usage_lines(job: JobStatus) -> Iterator[tuple[str, str]]:
+    """Yield the label and text of the fullest memories: now, or of an ended job the peaks."""
+    hosts, gpus, is_over = [], [], job.state.is_terminal
+    for node, each in job.usage.items():
+        used = each.host_peak_bytes if is_over else each.host_bytes
+        hosts.append((used, each.host_limit_bytes, node))
+        for gpu in each.gpus:
+            used = gpu.memory_peak_bytes if is_over else gpu.memory_bytes
+            gpus.append((used, gpu.memory_total_bytes, f"GPU {gpu.index} of {node}"))
+    found = [text for text in (_worst("host", hosts), _worst("GPU", gpus)) if text]
+    if found:
+        yield "memory", f"{'peaks: ' * is_over}{', '.join(found)}"
+
+
+def _worst(what: str, rows: list[tuple[int | None, int | None, str]]) -> str:
+    known = [row for row in rows if percent(*row[:2]) is not None]
+    used, limit, where = max(known, key=lambda row: percent(*row[:2]) or 0, default=(0, 0, ""))
+    return f"{what} {share_text(used, limit)}{f' ({where})' * (len(rows) > 1)}" * bool(known)
+
+
+SHOWN_S = 0.05  # a shorter phase is not named
+_UNTIL = {
+    Phase.LAUNCHER: "until the ranks started",
+    Phase.RENDEZVOUS: "until all ranks joined",
+    Phase.FIRST_STEP: "to the first step",
+}
+
+
+def startup_lines(job: JobStatus) -> Iterator[tuple[str, str]]:
+    """Yield the label and text of the newest attempt's start: `42 s to the first step: …`."""
+    newest = job.attempts[-1] if job.attempts and job.pending is None else None
+    startup = newest.startup if newest else None
+    if newest is None or startup is None or not startup.phases:
+        return
+    label, since = "start", ""
+    if startup.is_restart:
+        event = "failure" if startup.phases[0][0] is Phase.STOP else "end"
+        label, since = "restart", f" from the {event} of attempt {newest.number - 1}"
+    until = _UNTIL.get(startup.phases[-1][0], "")
+    shown = [(phase, taken) for phase, taken in startup.phases if taken >= SHOWN_S]
+    phases = ", ".join(f"{phase.text} {seconds(taken)}" for phase, taken in shown)
+    yield label, f"{seconds(startup.total_s)}{since} {until}: {phases}"
+    if startup.not_forked:
+        yield "", startup.not_forked
+
+
+def seconds(span_s: float) -> str:
+    """Format a span of time: `0.4 s`, `42 s`, `00:02:31`."""
+    if span_s >= 99.5:
+        return clock(span_s + 0.5)
+    return f"{span_s:.0f} s" if span_s >= 9.95 else f"{span_s:.1f} s"
+
+
+TICK_S = 1.0
+_NEXT = {  # what a start does after a phase
+    None: "setting up",
+    Phase.SETUP: "importing torch",
+    Phase.PREFLIGHT: "importing torch",
+    Phase.FORGE: "waiting for the other nodes",
+    Phase.AGENTS: "starting the ranks",
+    Phase.LAUNCHER: "the script imports, ranks join",
+}
+
+
+class WaitLine:
+    """Shows what a job does, and the seconds since that began; off a terminal it does nothing."""
+
+    def __init__(self) -> None:
+        self._doing = ""
+        self._since = self._due_at = time.monotonic()
+
+    def rest(self, job: JobStatus, pause_s: float) -> None:
+        """Pause, and meanwhile show what a job does."""
+        until = time.monotonic() + pause_s
+        while (left_s := until - time.monotonic()) > 0:
+            self.show(job)
+            time.sleep(min(left_s, TICK_S))
+
+    def show(self, job: JobStatus) -> None:
+        """Show it, at most once a second."""
+        now = time.monotonic()
+        if now < self._due_at or not output.can_move():
+            return
+        text, self._due_at = activity(job), now + TICK_S
+        if (doing := text.partition(":")[0]) != self._doing:
+            self._doing, self._since = doing, now
+        output.move(text, now - self._since)
+
+
+def activity(job: JobStatus) -> str:
+    """Return what a job does; the files of a run show sooner than its scheduler that it starts."""
+    record, state, progress = job.record, job.state, job.progress
+    found, paths = read_evidence(record.paths), record.paths
+    has_begun = bool(found.attempt) and not paths.outcome(found.attempt).exists()
+    may_start = has_begun and state in (JobState.PENDING, JobState.CONFIGURING)
+    if not (may_start or state is JobState.RUNNING):
+        why = where_or_why(job) if job.pending else ""
+        return ": ".join(filter(None, (state.value.lower(), why)))
+    reached = found.reached if has_begun else None
+    if reached in _NEXT and progress.step is None and progress.output_at is None:
+        ready = min(len([*paths.events_dir.glob("*.jsonl")]), record.nodes)  # agents that started
+        return f"starting: {ready} of {count(record.nodes, 'node')}, {_NEXT[reached]}"
+    done = ", ".join(filter(None, (steps_done(progress), rate(progress))))
+    return f"running: step {done}" if done else "running"
+
+
+# For programs
+
+_OF_RECORD = ("name", "run_id", "nodes", "world_size", "earlier_job_ids", "chained_job_ids")
+_OF_JOB = ("attempt", "elapsed_s", "limit_s", "checkpoint", "notes", "damaged")
+
+
+def job_object(job: JobStatus) -> dict[str, Any]:
+    """Describe a job for JSON; null is unknown."""
+    record = job.record
+    pending = job.pending or PendingReason(code=job.reason, text=job.reason, can_start=None)
+    said = {name: getattr(pending, name) for name in ("code", "text", "can_start")}
+    return {
+        "job_id": record.job_id or None,
+        **{name: getattr(record, name) for name in _OF_RECORD},
+        **{name: getattr(job, name) for name in _OF_JOB},
+        **{name: timestamp(getattr(job, name)) for name in ("expected_start", "start", "end")},
+        "run_dir": (record.home or record).run_dir,
+        "backend": record.cluster.value,
+        "cluster": record.slurm_cluster,
+        **end_object(job),
+        "reason": {**said, **outlook_object(job)} if pending.code else None,
+        "suspicions": [{"kind": each.kind.value, "text": each.text} for each in job.suspicions],
+        "nodelist": nodelist(job) or None,
+        "gpus": record.nodes * record.gpus_per_node,
+        "proven_world_size": job.world_size,
+        "unjoined": vars(job.unjoined) if job.unjoined else None,
+        "preflight": [{**each.to_data(), "nodes": named(each.nodes)} for each in job.preflight],
+        "engine": job.engine or None,
+        "submitted": timestamp(record.submitted_at),
+        "progress": _progress(job),
+        "usage": usage_object(job),
+        "attempts": [attempt_object(attempt) for attempt in job.attempts],
+    }
+
+
+def _progress(job: JobStatus) -> dict[str, Any]:
+    progress, left_s, silent_s = job.progress, eta_s(job), output_age_s(job.progress)
+    return {
+        "step": progress.step,
+        "total": progress.total,
+        "rate_per_s": progress.rate_per_s,
+        "eta_s": None if left_s is None else round(left_s, 1),
+        "source": None if progress.step is None else progress.source.value,
+        "bar": progress.bar or None,
+        "reported": timestamp(progress.reported_at),
+        "last_output_s": None if silent_s is None else round(silent_s, 1),
+        "metrics": dict(progress.metrics),
+    }
+
+
+def end_object(job: JobStatus) -> dict[str, Any]:
+    """Describe how a job ended."""
+    return {
+        "state": job.state.value,
+        "exit": {"code": job.exit_code, "signal": job.exit_signal},
+        "verdict": _failure(job.failure) if job.failure else None,
+    }
+
+
+def _failure(failure: Outcome) -> dict[str, Any]:
+    verdict = failure.verdict
+    return {
+        "rank": failure.rank,
+        "node": failure.node or None,
+        "code": failure.code,
+        "signal": failure.signal or None,
+        "message": failure.message or failure.reason,
+        "class": verdict.cause if verdict else None,
+        "means": verdict.means if verdict else None,
+        "status": verdict.status.value if verdict else None,
+    }
+
+
+def attempt_object(attempt: AttemptSummary) -> dict[str, Any]:
+    """Describe an attempt for JSON; null is unknown."""
+    outcome = attempt.outcome
+    timed = outcome if outcome and outcome.started_at else None
+    told = ("job_id", "code", "cause", "reason", "step", "checkpoint", "next", "why", "rule")
+    return {
+        "attempt": attempt.number,
+        **{name: getattr(outcome, name, None) for name in told},
+        "nodes": attempt.nodes,
+        "start": timestamp(timed.started_at) if timed else None,
+        "end": timestamp(timed.ended_at) if timed else None,
+        "elapsed_s": round(timed.ended_at - timed.started_at, 3) if timed else None,
+        "lost_steps": attempt.lost_steps,
+        "lost_s": None if attempt.lost_s is None else round(attempt.lost_s, 3),
+        "exclude": outcome.exclude if outcome else (),
+        "startup": startup_object(attempt.startup),
+    }
+
+
+def usage_object(job: JobStatus) -> list[dict[str, Any]]:
+    """Describe what is used on each node for JSON; null is unknown."""
+    data = []
+    for node, sample in job.usage.items():
+        told = {**vars(sample), "ranks": {str(rank): used for rank, used in sample.ranks}}
+        told["gpus"] = [vars(gpu) for gpu in sample.gpus]
+        told["alerts"] = [
+            {"kind": each.kind.value, "gpu": each.gpu, "since": timestamp(each.at)}
+            for each in sample.alerts
+        ]
+        del told["attempt"]
+        age_s = round(max(0.0, time.time() - told.pop("at")), 1)
+        data.append({"node": node, "sampled": timestamp(sample.at), "age_s": age_s, **told})
+    return data
+
+
+def startup_object(startup: Startup | None) -> dict[str, Any] | None:
+    """Describe a start for JSON; null is unknown."""
+    if startup is None:
+        return None
+    return {
+        "is_restart": startup.is_restart,
+        "not_forked": startup.not_forked or None,
+        "total_s": round(startup.total_s, 3),
+        "phases": [
+            {"phase": phase.value, "seconds": round(taken, 3)} for phase, taken in startup.phases
+        ],
+    }
+
+
+def outlook_object(job: JobStatus) -> dict[str, Any]:
+    """Describe the facts and the changes for JSON; both are empty unless they were asked for."""
+    outlook = job.outlook or Outlook()
+    facts = [
+        {
+            **_described(fact),
+            "text": fact_text(fact),
+            "uses": {use.name.lower(): number for use, number in fact.uses},
+            "start": timestamp(fact.start),
+            "end": timestamp(fact.end),
+        }
+        for fact in outlook.facts
+    ]
+    sooner = [{"kind": x.kind, **_described(x), "command": command(x, job)} for x in outlook.sooner]
+    return {"facts": facts, "sooner": sooner}
+
+
+def _described(what: Fact | Sooner) -> dict[str, Any]:
+    """Return the fields; an empty text is unknown, as is None."""
+    return {name: None if value == "" else value for name, value in vars(what).items()}
+
+
+def timestamp(epoch_s: float | None) -> str | None:
+    """Write a time as RFC 3339 in UTC.
+
+    >>> timestamp(0.25), timestamp(None)
+    ('1970-01-01T00:00:00.250Z', None)
+    """
+    if epoch_s is None:
+        return None
+    then = datetime.fromtimestamp(epoch_s, timezone.utc)
+    return then.isoformat(timespec="milliseconds").replace("+00:00", "Z")
