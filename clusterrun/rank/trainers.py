@@ -95,7 +95,7 @@ def transformers_callback(module: str) -> Any:
     """Return a callback for transformers' Trainers; it has no state, so one serves all."""
     base: Any = importlib.import_module(module).TrainerCallback
 
-    class StepCallback(base):  # type: ignore[misc]  # transformers has no types here
+    class TrainerSteps(base):  # type: ignore[misc]  # transformers has no types here
         def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             _begun(state.global_step, state.max_steps)
             forget(args, state.global_step)
@@ -120,7 +120,7 @@ def transformers_callback(module: str) -> Any:
         def __reduce__(self) -> Any:
             return transformers_callback, (module,)  # a hyperparameter search pickles it
 
-    return StepCallback()
+    return TrainerSteps()
 
 
 def _watch_lightning(module: ModuleType) -> None:
@@ -140,7 +140,7 @@ def lightning_callback(package: str) -> Any:
     """Return a callback for Lightning; `package` is the name that the script imports."""
     base: Any = importlib.import_module(package).Callback
 
-    class StepCallback(base):  # type: ignore[misc]  # Lightning need not be installed
+    class LightningSteps(base):  # type: ignore[misc]  # Lightning need not be installed
         _total: int | None = None
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -159,7 +159,7 @@ def lightning_callback(package: str) -> Any:
         def __reduce__(self) -> Any:
             return lightning_callback, (package,)  # ddp_spawn pickles it
 
-    return StepCallback()
+    return LightningSteps()
 
 
 def _total(trainer: Any) -> int | None:

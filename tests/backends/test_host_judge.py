@@ -194,7 +194,7 @@ def test_a_host_describes_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_a_stuck_file_system_is_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(courier, "DEADLINE_S", 1.0)
-    monkeypatch.setattr(courier, "packages", lambda: time.sleep(30) or {})
+    monkeypatch.setattr(courier, "packages", lambda: time.sleep(30 * patience()) or {})
     assert "versions" in gather(ask(tmp_path))["late"]
 
 

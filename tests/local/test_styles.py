@@ -70,6 +70,6 @@ def test_an_unchanged_script_shows_step_rate_and_time_left(
         # The callback leaves nothing in the checkpoints of the Trainer.
         states = list(here.path.glob("out/checkpoint-*/trainer_state.json"))
         assert bool(states) == (script == "trainer.py")
-        assert not any("StepCallback" in state.read_text() for state in states)
+        assert not any("TrainerSteps" in state.read_text() for state in states)
     finally:
         here.ok("cancel", "-y", job_id)

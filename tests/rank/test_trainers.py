@@ -124,7 +124,7 @@ def test_each_trainer_gets_a_callback_that_reports_its_steps(
     callback.on_train_begin(ARGS, state(0), None)
     callback.on_step_end(None, state(1), None)
     assert [path.name for path in spool.iterdir()] == ["rank_0.events"], "only rank 0 reports"
-    assert type(pickle.loads(pickle.dumps(callback))).__name__ == "StepCallback"
+    assert type(pickle.loads(pickle.dumps(callback))).__name__ == "TrainerSteps"
 
 
 def test_the_last_report_has_the_loss_of_the_last_step(
@@ -215,7 +215,7 @@ def test_lightnings_trainer_gets_one_too(
         ("alive",),
     ]
     assert not is_hang()
-    assert type(pickle.loads(pickle.dumps(callback))).__name__ == "StepCallback"
+    assert type(pickle.loads(pickle.dumps(callback))).__name__ == "LightningSteps"
 
 
 @pytest.mark.parametrize("name", list(trainers.PATCHES))

@@ -64,7 +64,7 @@ _CHECKS_S: Final = 2.0
 _AMD: Final = Path("/dev/kfd")
 _SCREENS: Final = frozenset({"Xorg", "Xwayland", "gnome-shell", "kwin_x11", "kwin_wayland", "sddm"})
 SMALL_BYTES: Final = 1 << 30
-_SAID_S: Final = 0.2  # for a holder to say what it runs: the host has eight of them, at most
+_SAID_S: Final = 0.2  # for a holder to say what it runs; a host has many
 _BYTES: Final = 4096
 _LETTERS: Final = 200  # of a text from a holder
 _CREDENTIALS: Final = struct.Struct("iII")  # pid, user and group
@@ -420,7 +420,7 @@ def free_all() -> None:
     """Give up the locks of this process."""
     while _held:
         own = _held.pop()
-        own.shutdown(socket.SHUT_RDWR)  # else the thread that accepts keeps it
+        own.shutdown(socket.SHUT_RDWR)  # the thread in accept() would keep it
         own.close()
 
 
