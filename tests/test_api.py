@@ -84,7 +84,7 @@ def test_render_gives_every_file_and_writes_none(project: Path) -> None:
         ({"setup": ("export HF_TOKEN=abc",)}, "HF_TOKEN looks like a secret"),
         ({"setup": "module load cuda"}, "setup must be a list"),
         ({"args": "--lr 1"}, "args must be a list"),
-        ({"clusters": "one,two"}, "lists 2 clusters"),
+        ({"clusters": "one,two"}, "must name one cluster"),
     ],
 )
 def test_a_spec_made_in_python_meets_the_rules_of_the_command_line(

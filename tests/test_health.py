@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
-import psutil
 import pytest
 
 from clusterrun.diagnosis.kinds import Memory
@@ -48,33 +46,15 @@ def test_the_memory_that_a_job_may_use(
     assert found.fix == ("request more with --mem" if status is not Severity.OK else "")
 
 
-def ports(path: Path, *states: str) -> None:
-    for number, state in enumerate(states, 1):
-        (path / "mlx5_0" / "ports" / str(number)).mkdir(parents=True)
-        (path / "mlx5_0" / "ports" / str(number) / "state").write_text(f"{state}\n")
-
-
-def up(monkeypatch: pytest.MonkeyPatch, **cards: bool) -> None:
-    found = {name: SimpleNamespace(isup=is_up) for name, is_up in cards.items()}
-    monkeypatch.setattr(psutil, "net_if_stats", lambda: found)
-
-
-def test_a_port_that_is_down_beside_one_that_is_active(
+def test_the_ports_of_infiniband_are_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    port = tmp_path / "mlx5_0" / "ports" / "1"
+    port.mkdir(parents=True)
+    (port / "state").write_text("4: ACTIVE\n")
+    (port / "rate").write_text("400 Gb/sec (4X NDR)\n")
     monkeypatch.setattr(machine, "INFINIBAND", tmp_path)
-    up(monkeypatch, lo=True, ib0=True)
-    ports(tmp_path, "4: ACTIVE", "1: DOWN")
-    found = machine.interface(2)
-    assert (found.severity, found.text) == (Severity.NOTE, "up: ib0, mlx5_0/1; mlx5_0/2 is DOWN")
-
-
-@pytest.mark.parametrize(("machines", "status"), [(1, Severity.NOTE), (2, Severity.FAIL)])
-def test_a_job_of_several_machines_needs_an_interface(
-    monkeypatch: pytest.MonkeyPatch, machines: int, status: Severity
-) -> None:
-    up(monkeypatch, lo=True, eth0=False)
-    assert machine.interface(machines).severity is status
+    assert machine.facts()["network.mlx5_0/1"] == "ACTIVE, 400 Gb/sec (4X NDR)"
 
 
 @pytest.mark.parametrize(
@@ -139,12 +119,11 @@ def test_the_job_of_a_step_counts_and_what_is_above_does_not(tmp_path: Path, job
     group = MemoryGroup.own(f"0::/{SLURM.format(job)}\n", tmp_path)
     assert group.levels[-1] == tmp_path / "system.slice/slurmstepd.scope" / job
     top = group.levels[-1]
-    written(top, memory_events="oom 1\noom_kill 1\n", memory_max="4096\n", memory_peak="4000\n")
+    written(top, memory_events="oom 1\noom_kill 1\n", memory_max="4096\n")
     written(group.levels[0], memory_events="oom_kill 0\n", memory_max="max\n")
     before = group.kills()
     written(top, memory_events="oom 3\noom_kill 3\n")
-    assert group.since(before) == Memory(2, 4096, 4000)
-    assert group.job == f"/system.slice/slurmstepd.scope/{job}"
+    assert group.since(before) == Memory(2, 4096)
 
 
 def test_the_first_version(tmp_path: Path) -> None:
@@ -153,7 +132,6 @@ def test_the_first_version(tmp_path: Path) -> None:
     written(own, memory_oom_control="under_oom 0\noom_kill 0\n")
     written(own, memory_limit_in_bytes="9223372036854771712\n")
     assert group.since(group.kills()) == Memory(0)
-    assert group.job == ""  # of no step of Slurm
 
 
 @pytest.mark.parametrize("text", ["", "0::/../x\n", "nonsense", "0::/gone\n"])

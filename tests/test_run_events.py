@@ -14,7 +14,7 @@ from clusterrun.advice.question import Measured, measure
 from clusterrun.rundir import usage
 from clusterrun.rundir.events import Event, EventType, parse, read, read_ends
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.usage import ActivityKind, Alert, AlertKind, GpuSample, Sample, to_line
+from clusterrun.rundir.usage import Alert, AlertKind, GpuSample, Sample, to_line
 from clusterrun.shared import checkpoint_files
 
 STEP = {"type": "step", "step": 7, "total": 9, "node": "n1", "attempt": 2, "ts": 5}
@@ -55,7 +55,7 @@ def test_what_an_attempt_wrote_last_is_found_before_a_later_attempt(tmp_path: Pa
     assert list(read_ends(tmp_path / "none", 1)) == []
 
 
-GPU = GpuSample(index=0, memory_bytes=1 << 36, activity=5.5, activity_kind=ActivityKind.SM)
+GPU = GpuSample(index=0, memory_bytes=1 << 36, activity=5.5)
 
 
 def sample(at: float, **fields: object) -> Sample:

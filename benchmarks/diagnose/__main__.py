@@ -6,16 +6,13 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmarks.diagnose import scale, score, subtraction
+from benchmarks.diagnose import scale, score
 
 
 def main() -> None:
     asked = _parser().parse_args()
     if asked.what == "score":
         sys.exit(score.run(asked.directory, least=asked.min))
-    if asked.what == "subtraction":
-        subtraction.run(asked.results)
-        return
     scale.run(asked.dir, runs=asked.runs, results=asked.results)
 
 
@@ -34,8 +31,6 @@ def _parser() -> argparse.ArgumentParser:
         default=scale.RESULTS,
         help="file name without its end",
     )
-    left_out = parts.add_parser("subtraction", help="measure what leaving out usual lines changes")
-    left_out.add_argument("--results", type=Path, default=subtraction.RESULTS)
     return parser
 
 

@@ -134,7 +134,6 @@ def _write_run(paths: RunPaths, *, nodes: int, end: int) -> None:
         time_minutes=0,
         versions={},
         user="me",
-        host="here",
     )
     records.write(record)
     records.link_job(RunsDir(root=paths.root.parent.parent), record.job_id, paths)

@@ -45,8 +45,9 @@ def main() -> None:
 
 def counted(values: Mapping[str, Any], transformers: Any) -> dict[str, Any]:
     """Build a config's model without memory, and return what clusterrun's `Model` needs."""
-    family, version = values.get("model_type"), transformers.__version__
+    family = values.get("model_type")
     if not isinstance(family, str) or family not in transformers.CONFIG_MAPPING:
+        version = transformers.__version__
         raise ValueError(f"transformers {version} has no models of type {family!r}")
     config = transformers.CONFIG_MAPPING[family].from_dict(
         {key: each for key, each in values.items() if key not in LOADING}
@@ -60,7 +61,6 @@ def counted(values: Mapping[str, Any], transformers: Any) -> dict[str, Any]:
         "params": params,
         "active_params": params - idle if idle else 0,
         "largest_layer": max(_size(each.parameters(recurse=False)) for each in model.modules()),
-        "source": f"counted by transformers {version} ({type(model).__name__})",
     }
 
 

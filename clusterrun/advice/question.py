@@ -59,7 +59,6 @@ def question_of(resolved: Resolved, *, is_open: bool = False, may_count: bool = 
     gpu, is_cpu = _gpu(spec), _is_cpu(spec)
     setup = _setup(spec, _model(resolved, may_count=may_count), gpu, is_open=is_open)
     same = ("max_steps", "lr", "base_batch", "step_time_s", "save_every", "network")
-    has_batch = not (spec.micro_batch is spec.accumulation is spec.effective_batch is None)
     # The job may write to a disk that this machine sees: its own, or a cluster's.
     places = (choose_cluster(Cluster.AUTO), choose_cluster(spec.cluster))
     is_seen = _runs_here(spec) or all(place.scheduler.shares_files for place in places)
@@ -86,7 +85,6 @@ def question_of(resolved: Resolved, *, is_open: bool = False, may_count: bool = 
         prices=_prices(spec, gpu),
         keep=spec.keep or KEEP,
         keep_best=spec.keep_best or 0,
-        is_batch_chosen=has_batch,
         limit_s=spec.time_minutes * 60 if spec.time_minutes else None,
         disk_bytes=_free_bytes(resolved.cwd / spec.run_dir) if saves_here else None,
         within_node=within * 1e9 if within else None,
@@ -137,12 +135,12 @@ def planned(resolved: Resolved, *, strategy: Strategy | None = None) -> Choice:
         if estimate(dataclasses.replace(question, setup=choice.setup)).never_ends:
             raise ClusterrunError(
                 "the training takes longer than its time limit, and saves nothing",
-                hint="set training.save_every to how often it saves, or raise --time",
+                hint="set training.save_every to the steps between checkpoints, or raise --time",
             )
         return choice
     raise ClusterrunError(
-        f"nothing fits{f' under {strategy.value}' if strategy else ''} at any micro-batch",
-        hint="run clusterrun plan --recommend for the setup that needs the least memory",
+        f"no setup fits{f' under {strategy.value}' if strategy else ''} at any micro-batch",
+        hint="run clusterrun plan --recommend to see the setup that needs the least memory",
     )
 
 
@@ -272,13 +270,10 @@ def _model(resolved: Resolved, *, may_count: bool = True) -> Model:
     spec = resolved.spec
     if spec.active_params is not None and spec.params is None:
         raise UsageError("--active-params needs --params", hint="pass all parameters as --params")
-    if spec.model is None:
+    if spec.model is None or spec.params is not None or spec.hidden is not None:
         return _by_numbers(spec)
-    has_numbers = spec.params is not None or spec.hidden is not None
     config = _local_config(resolved, spec.model)
     if config is not None:
-        if has_numbers:
-            return _by_numbers(spec)
         return counted(config, spec.model, resolved, may_count=may_count)
     known = models.find(spec.model)
     if known is None:
@@ -287,7 +282,7 @@ def _model(resolved: Resolved, *, may_count: bool = True) -> Model:
             "cache",
             hint=_other_models(spec.model),
         )
-    return _by_numbers(spec) if has_numbers else known
+    return known
 
 
 def _other_models(name: str) -> tuple[str, ...]:
@@ -442,7 +437,7 @@ def _prices(spec: JobSpec, gpu: Gpu | None) -> dict[str, float]:
 
 def _host_bytes(spec: JobSpec) -> int | None:
     """Return the memory that the job gets on a node; None if Slurm decides."""
-    gpu_count, cpus = spec.gpus_per_node or 1, _cpus(spec)
+    gpu_count, cpus = _gpu_count(spec), _cpus(spec)
     if spec.host_mem_bytes is not None:
         return spec.host_mem_bytes
     for text, times in ((spec.mem, 1), (spec.mem_per_gpu, gpu_count), (spec.mem_per_cpu, cpus)):
@@ -466,7 +461,12 @@ def _runs_here(spec: JobSpec) -> bool:
 def _cpus(spec: JobSpec) -> int | None:
     if spec.cpus_per_task:
         return spec.cpus_per_task
-    return spec.cpus_per_gpu * (spec.gpus_per_node or 1) if spec.cpus_per_gpu else None
+    return (spec.cpus_per_gpu or 0) * _gpu_count(spec) or None
+
+
+def _gpu_count(spec: JobSpec) -> int:
+    """Return the GPUs of a node that requests for each GPU count; by default there is one."""
+    return 1 if spec.gpus_per_node is None else spec.gpus_per_node
 
 
 def _free_bytes(path: Path) -> int | None:
@@ -525,7 +525,7 @@ def measure(paths: RunPaths, *, warm_up: float = 0.0) -> Measured:
         step_s=median(span_s / count for span_s, count in spans) if spans else None,
         steps=max(steps, default=None),
         gpu_bytes=max(gpu, default=0) or None,
-        host_bytes=max(hosts.values(), default=None),
+        host_bytes=max(hosts.values(), default=0) or None,
         checkpoint_bytes=checkpoint_bytes(paths),
         timed=sum(count for _, count in spans),
     )

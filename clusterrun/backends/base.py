@@ -35,10 +35,9 @@ class SchedulerJob:
     """What a scheduler reports about one job; None means unknown.
 
     Times are seconds since the epoch. `start` is set once the job has started, `expected_start`
-    before that. `partition` (or several, with commas) and `asked_nodes` are what a pending job
-    requests. `limit_s` is also None without a limit. `source` is what was queried (squeue,
-    sacct, scontrol, files; empty if none knows the job), `asked_at` is when, `note` is what
-    remains unknown.
+    before that. `partition` (or several, with commas) and `asked_nodes` are what a job requests.
+    `limit_s` is also None without a limit. `source` is what was queried (squeue, sacct, scontrol,
+    files; empty if none knows the job), `asked_at` is when, `note` is what remains unknown.
     """
 
     job_id: str
@@ -57,11 +56,6 @@ class SchedulerJob:
     asked_nodes: int | None = None
     asked_at: float | None = None
     note: str = ""
-
-    @property
-    def is_known(self) -> bool:
-        """Return whether the scheduler or its accounting knows the job."""
-        return bool(self.source)
 
 
 class Where(NamedTuple):
@@ -108,12 +102,11 @@ class Backend(Protocol):
         *,
         since: float | None = None,
         max_age_s: float | None = None,
-        own: bool = False,
     ) -> dict[str, SchedulerJob]:
         """Query all jobs at once; unknown jobs are not in the answer.
 
         `since` is when the oldest of them was submitted; the answer may be `max_age_s` old (None:
-        the backend's default). `own`: all jobs belong to this user.
+        the backend's default).
         """
 
     def cancel(self, job_ids: Sequence[str]) -> None:

@@ -10,14 +10,12 @@ from enum import Enum
 from typing import Any
 
 from clusterrun.backends.base import SchedulerJob
-from clusterrun.diagnosis.kinds import Unjoined
-from clusterrun.errors import NodeExit
 from clusterrun.logformat.bars import Text, find_bar
 from clusterrun.logformat.lines import LINE_BYTES, LogLine, Stream, parse_line
 from clusterrun.node.recovery.printed import last_word
 from clusterrun.rundir.attempt import read_attempt
 from clusterrun.rundir.events import ENDED_BY, Event, EventType, Phase, Startup, read_ends
-from clusterrun.rundir.outcome import Cause, End, Outcome, Reason, read_outcome
+from clusterrun.rundir.outcome import Cause, End, Outcome, read_outcome
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared.files import end_of
 from clusterrun.shared.finding import Finding
@@ -72,7 +70,6 @@ class Evidence:
     hosts: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
     world_size: int | None = None
-    unjoined: Unjoined | None = None
     engine: str = ""
     progress: TrainingProgress = TrainingProgress()
     checkpoint: str | None = None
@@ -95,7 +92,7 @@ def read_evidence(paths: RunPaths) -> Evidence:
     starts = [event for event in events if event.type is EventType.STARTED]
     hosts = tuple(event.host for event in starts if event.host)
     world, save = newest.get(EventType.WORLD_READY), newest.get(EventType.CHECKPOINT)
-    apart, engine = newest.get(EventType.UNJOINED), newest.get(EventType.ENGINE)
+    engine = newest.get(EventType.ENGINE)
     saving = next((event for event in reversed(events) if event.type in SAVING), None)
     is_unheard = bool(saving and saving.type is EventType.INTERRUPTED and saving.heard is False)
     unsaved = UNHEARD if is_unheard else ""
@@ -112,9 +109,6 @@ def read_evidence(paths: RunPaths) -> Evidence:
         hosts=hosts,
         nodes=nodes or hosts,
         world_size=world.world_size if world else None,
-        unjoined=Unjoined(running=apart.running or 0, waiting=apart.waiting or 0)
-        if apart and not world
-        else None,
         engine=(engine.engine if engine else None) or "",
         progress=_progress([event for event in events if event.type is EventType.STEP]),
         checkpoint=save.path if save else None,
@@ -250,20 +244,6 @@ def read_attempts(paths: RunPaths, newest: int | None = None) -> tuple[AttemptSu
     numbers = [number for number in paths.attempts() if newest is None or number <= newest]
     outcomes = {number: read_outcome(paths, number) for number in numbers}
     return tuple(_attempt(paths, number, outcomes) for number in numbers)
-
-
-def cancelled_outcome(attempt: AttemptSummary, job_id: str) -> Outcome:
-    """Return the outcome of an attempt that was cancelled before any node could write it."""
-    return Outcome(
-        attempt=attempt.number,
-        job_id=job_id,
-        started_at=0.0,
-        ended_at=0.0,
-        nodes=attempt.nodes,
-        code=int(NodeExit.CANCELLED),
-        cause=Cause.CANCELLED,
-        reason=Reason.END.text,
-    )
 
 
 def bad_nodes(paths: RunPaths) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from clusterrun.config.spec import JobSpec
 from clusterrun.errors import ClusterrunError
 from clusterrun.launch.facts import Interpreter
 from clusterrun.shared import shell
+from clusterrun.shared.files import MOST_BYTES, end_of
 from clusterrun.shared.installed import metadata_of, own_version, versions_in
 
 PACKAGES: Final = ("clusterrun", "torch", "accelerate", "deepspeed")
@@ -147,10 +148,7 @@ def _read(python: Path, environ: Mapping[str, str]) -> Interpreter:
 
 
 def _text_of(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
+    return end_of(file, MOST_BYTES).decode("utf-8", "replace")
 
 
 def _conda_python(spec: JobSpec, environ: Mapping[str, str]) -> str:

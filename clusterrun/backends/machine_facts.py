@@ -69,7 +69,7 @@ def gather_facts(
         local_cpus=usable_cpus(),
         platform=sys.platform,
         own_python=sys.executable,
-        missing=frozenset(path for path in paths_to_look_for(spec) if not _exists(cwd / path)),
+        missing=frozenset(p for p in paths_to_look_for(spec) if not os.path.exists(cwd / p)),
         accelerate_config_text=_text_in(spec.accelerate_config, cwd, "accelerate configuration"),
         accelerate_keys=interpreters.accelerate_keys(interpreter)
         if spec.accelerate_config and not runs_in_container(spec)
@@ -134,17 +134,6 @@ def interpreter_of(spec: JobSpec, cwd: Path, *, home: str) -> str:
         return home.rstrip("/") + python[1:] if home else python
     # The node looks up a bare name, after the setup lines.
     return os.path.normpath(cwd / python) if "/" in python else python
-
-
-def _exists(path: Path) -> bool:
-    """Return whether a path exists; True if that is unknown."""
-    try:
-        path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError:
-        pass
-    return True
 
 
 def _text_in(name: str | None, cwd: Path, what: str) -> str:
@@ -215,8 +204,6 @@ def find_gpus() -> dict[str, str]:
         return driver.names()
     except driver.nvml.NVMLError:
         return {}
-    finally:
-        driver.ask("Shutdown")
 
 
 def visible_gpus(found: Mapping[str, str], environ: Mapping[str, str]) -> tuple[str, ...]:

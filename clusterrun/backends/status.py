@@ -14,14 +14,13 @@ from clusterrun.backends.evidence import (
     AttemptSummary,
     Evidence,
     TrainingProgress,
-    cancelled_outcome,
     newest_failure,
     read_attempts,
     read_evidence,
     with_output,
 )
 from clusterrun.backends.slurm.reasons import Outlook, PendingReason, explain
-from clusterrun.diagnosis.kinds import Suspicion, Unjoined
+from clusterrun.diagnosis.kinds import Suspicion
 from clusterrun.errors import ClusterrunError, SchedulerUnreachableError
 from clusterrun.rundir.outcome import Cause, End, Next, Outcome, Reason, read_end, read_request
 from clusterrun.rundir.paths import RunPaths
@@ -38,12 +37,11 @@ class JobStatus:
 
     Times are seconds since the epoch. `pending` explains why a job waits, `reason` is the
     scheduler's reason for any other state. `world_size` and `engine` (ddp, fsdp or deepspeed) are
-    what the ranks reported, not what was requested; `unjoined` is set if no rank has joined a
-    process group within two minutes; `preflight` are the checks that failed before the newest
-    attempt's launch. `partition`, `asked_nodes` and `asked_limit_s` are what a
-    pending job requests now; `outlook.explained` sets `outlook`. `usage` has the newest sample of
-    each node of the newest attempt; `with_usage` adds it. `damaged` are files of the run that can't
-    be read. `error` is set if the scheduler did not answer.
+    what the ranks reported, not what was requested; `preflight` are the checks that failed before
+    the newest attempt's launch. `asked` has what a pending job requests now; `outlook.explained`
+    sets `outlook`. `usage` has the newest sample of each node of the newest attempt; `with_usage`
+    adds it. `damaged` are files of the run that can't be read. `error` is set if the scheduler did
+    not answer.
     """
 
     record: JobRecord
@@ -51,9 +49,7 @@ class JobStatus:
     reason: str = ""
     pending: PendingReason | None = None
     outlook: Outlook | None = None
-    partition: str = ""
-    asked_nodes: int | None = None
-    asked_limit_s: int | None = None
+    asked: SchedulerJob | None = None
     nodelist: str = ""
     elapsed_s: int | None = None
     limit_s: int | None = None
@@ -64,7 +60,6 @@ class JobStatus:
     exit_signal: int | None = None
     attempt: int = 0
     world_size: int | None = None
-    unjoined: Unjoined | None = None
     preflight: tuple[Finding, ...] = ()
     engine: str = ""
     progress: TrainingProgress = field(default_factory=TrainingProgress)
@@ -133,10 +128,9 @@ def statuses(
             groups.setdefault(backend_for(record), []).append(record)
     answers: dict[int, _Answer] = {}
     for backend, group in groups.items():
-        ids, own = [each.job_id for each in group], all(each.is_own for each in group)
-        since = min(each.submitted_at for each in group)
+        ids, since = [each.job_id for each in group], min(each.submitted_at for each in group)
         try:
-            answer: _Answer = backend.query(ids, since=since, max_age_s=max_age_s, own=own)
+            answer: _Answer = backend.query(ids, since=since, max_age_s=max_age_s)
         except SchedulerUnreachableError as error:
             answer = error
         answers |= {id(each): answer for each in group}
@@ -173,7 +167,7 @@ def _status(record: JobRecord, end: End | None, answer: _Answer | None) -> JobSt
         state = JobState.RUNNING if is_requeued else JobState.COMPLETING
     waits = state is JobState.PENDING
     over, runs = state.is_terminal, state is JobState.RUNNING
-    attempts = _corrected(read_attempts(record.paths, evidence.attempt), record, state)
+    attempts = _timed_out(read_attempts(record.paths, evidence.attempt), record.job_id, state)
     start = job.start or _started(attempts, evidence)
     ended = (end.ended_at if end else None) or job.end
     code, number = job.exit_code, job.exit_signal
@@ -195,9 +189,7 @@ def _status(record: JobRecord, end: End | None, answer: _Answer | None) -> JobSt
         state=state,
         reason=reason,
         pending=pending,
-        partition=job.partition if waits else "",
-        asked_nodes=job.asked_nodes if waits else None,
-        asked_limit_s=job.limit_s if waits else None,
+        asked=job if waits else None,
         nodelist=job.nodelist
         or ",".join(evidence.hosts if record.cluster.scheduler.is_this_machine else evidence.nodes),
         elapsed_s=elapsed_s,
@@ -209,7 +201,6 @@ def _status(record: JobRecord, end: End | None, answer: _Answer | None) -> JobSt
         exit_signal=number if over else None,
         attempt=evidence.attempt,
         world_size=evidence.world_size,
-        unjoined=evidence.unjoined if runs else None,
         preflight=evidence.preflight,
         engine=evidence.engine,
         progress=with_output(record.paths, evidence) if runs else evidence.progress,
@@ -243,23 +234,16 @@ def _without_room(paths: RunPaths) -> str:
     return ""
 
 
-def _corrected(
-    attempts: tuple[AttemptSummary, ...], record: JobRecord, state: JobState
+def _timed_out(
+    attempts: tuple[AttemptSummary, ...], job_id: str, state: JobState
 ) -> tuple[AttemptSummary, ...]:
-    """Correct the last attempt with the scheduler's state.
-
-    A pending job was requeued and has no successor; an attempt that the time limit ended was not
-    cancelled; one that could not report its end was cancelled with its job.
-    """
+    """Name the time limit where it ended an attempt that takes it for a cancellation."""
     last = attempts[-1].outcome if attempts else None
-    if attempts and last is None and state is JobState.CANCELLED:
-        last = cancelled_outcome(attempts[-1], record.job_id)
-    if last is None or last.job_id != record.job_id:
+    if last is None or state is not JobState.TIMEOUT:
         return attempts
-    if state is JobState.PENDING and last.next is Next.SUCCESSOR:
-        last = dataclasses.replace(last, next=Next.REQUEUE)
-    elif state is JobState.TIMEOUT and last.cause is Cause.CANCELLED:
-        last = dataclasses.replace(last, reason=Reason.TIME_LIMIT.text)
+    if last.cause is not Cause.CANCELLED or last.job_id != job_id:
+        return attempts
+    last = dataclasses.replace(last, reason=Reason.TIME_LIMIT.text)
     return (*attempts[:-1], dataclasses.replace(attempts[-1], outcome=last))
 
 

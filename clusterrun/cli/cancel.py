@@ -31,7 +31,7 @@ LOOK_S: Final = 3.0  # by then the agents have written their reports
 
 
 @click.command()
-@click.argument("jobs", nargs=-1, metavar="JOB...", shell_complete=complete.active_jobs)
+@click.argument("jobs", nargs=-1, metavar="JOB...", shell_complete=complete.jobs)
 @click.option("--checkpoint", is_flag=True, help="let the ranks save a checkpoint first")
 @click.option(
     "--timeout",
@@ -182,16 +182,16 @@ WhyKept = tuple[str, str]
 """Why a run is not removed; what to do."""
 
 BY_HAND = "a link, or of another host, user or project", "remove the directory by hand"
-ACTIVE = "perhaps active", "see clusterrun list; if it is over, remove the directory by hand"
+ACTIVE = "perhaps active", "see clusterrun list; if the run has ended, remove the directory by hand"
 SAVED = "with checkpoints", "pass --all to remove such runs too"
 YOUNG = "too recent", "drop --older-than"
 
 
 @click.command()
 @click.argument("jobs", nargs=-1, metavar="[JOB]...", shell_complete=complete.jobs)
-@click.option("--older-than", metavar="TIME", help="only runs that ended longer ago, e.g. 30d")
-@click.option("-a", "--all", "everything", is_flag=True, help="also runs that saved checkpoints")
-@click.option("--dry-run", is_flag=True, help="list the runs and their sizes; remove nothing")
+@click.option("--older-than", metavar="TIME", help="remove runs that ended this long ago, e.g. 30d")
+@click.option("-a", "--all", "everything", is_flag=True, help="also remove runs with checkpoints")
+@click.option("--dry-run", is_flag=True, help="list the runs and their sizes, and remove nothing")
 @click.option("-y", "--yes", is_flag=True, help="do not ask for confirmation")
 def prune_command(
     jobs: tuple[str, ...], *, older_than: str | None, everything: bool, dry_run: bool, yes: bool

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -21,13 +21,11 @@ from clusterrun.config.choices import Cluster
 from clusterrun.config.document import Document, parse_document
 from clusterrun.config.files import PROJECT_FILE, FoundFiles, find_files
 from clusterrun.config.load import resolve
-from clusterrun.config.settings import Resolved, Row, yaml_text
-from clusterrun.config.spec import BY_KEY
+from clusterrun.config.settings import yaml_text
 from clusterrun.errors import ClusterrunError, Exit, UsageError
 from clusterrun.rundir.record import current_user
 from clusterrun.shared import files
 from clusterrun.shared.durations import clock
-from clusterrun.shared.wording import nearest
 
 
 @click.group("config", no_args_is_help=False, invoke_without_command=True)
@@ -37,7 +35,6 @@ def command(ctx: click.Context) -> None:
 
     \b
     clusterrun config show --origin          print each value and its source
-    clusterrun config show slurm.time        print one value
     clusterrun config validate               check the files that apply here
     """
     if ctx.invoked_subcommand is None:
@@ -49,11 +46,10 @@ def command(ctx: click.Context) -> None:
 @job_options(script=False)
 @click.option("--origin", is_flag=True, help="print the source of each value")
 @output.json_option
-@click.argument("keys", metavar="[KEY]...", nargs=-1, shell_complete=complete.keys)
-def show(job: JobOptions, origin: bool, as_json: bool, keys: tuple[str, ...]) -> None:
-    """Print all values, or some keys or sections."""
+def show(job: JobOptions, origin: bool, as_json: bool) -> None:
+    """Print all values."""
     resolved = job.load()
-    rows = list(_chosen_rows(resolved, keys))
+    rows = [row for row in resolved.rows() if row.text is not None]
     for text in resolved.notes:
         output.warn(text)
     if as_json:
@@ -63,27 +59,9 @@ def show(job: JobOptions, origin: bool, as_json: bool, keys: tuple[str, ...]) ->
         output.answer_json({**head, **where, "values": values, "warnings": resolved.notes})
         return
     table = [("KEY", "VALUE", "ORIGIN")]
-    table += [(row.key, "-" if row.text is None else row.text, row.origin) for row in rows]
+    table += [(row.key, row.text or "", row.origin) for row in rows]
     first, *rest = [cells if origin else cells[:2] for cells in table]
     output.answer_table(first, rest)
-
-
-def _chosen_rows(resolved: Resolved, keys: Sequence[str]) -> Iterator[Row]:
-    """Choose the requested rows; by default all that have a value.
-
-    Raises UsageError for an unknown key.
-    """
-    rows = list(resolved.rows())
-    if not keys:
-        yield from (row for row in rows if row.text is not None)
-    for key in keys:
-        found = [row for row in rows if row.key == key or row.key.startswith(key + ".")]
-        if not found and key not in BY_KEY:  # a mapping without names has no rows
-            homes = [full for full in BY_KEY if full.endswith("." + key)]
-            near = homes[0] if homes else nearest(key, BY_KEY)
-            hint = f"use '{near}'" if near else "list the settings with: clusterrun config show"
-            raise UsageError(f"no setting '{key}'", hint=hint)
-        yield from found
 
 
 @command.command("validate")
@@ -148,24 +126,11 @@ def _problems(
 # A starter file
 
 DAY_S: Final = 24 * 3600
-LOOKED_AT: Final = 200  # files, and directories
-LISTED: Final = 2000  # names in each directory: a data directory may contain millions
-READ_BYTES: Final = 256 * 1024  # of each
+LISTED: Final = 2000  # names: a data directory may contain millions
 NAMED: Final = 5  # others, in a comment
 
-_MAIN: Final = re.compile(rb"^if\s+__name__\s*==", re.MULTILINE)
-_TRAINS: Final = re.compile(
-    rb"^\s*(?:from|import)\s+(?:torch|accelerate|deepspeed|transformers|trl|lightning"
-    rb"|pytorch_lightning|torchtitan|clusterrun)\b",
-    re.MULTILINE,
-)
-_TRAIN_NAME: Final = re.compile(r"train|finetune|fine_tune|sft|main|run_")
-_NO_CODE: Final = re.compile(
-    r"\.|__pycache__$|(?:data|dataset|output|log|run|checkpoint|ckpt|result)s?$"
-    r"|(?:v?env|virtualenv|wandb|mlruns|lightning_logs|node_modules|build|dist)$",
-    re.IGNORECASE,
-)
-_NO_SCRIPT: Final = re.compile(r"^test_|_test\.py$|^(?:conftest|setup|__init__)\.py$")
+_TRAIN: Final = r"train|finetune|fine_tune|sft|^main|^run_"
+_NO: Final = r"test_|.*_test\.py\Z|(?:conftest|setup|__init__)\.py\Z"
 _WIDTH: Final = 34  # where the comments begin
 _SETTING: Final = re.compile(r"( *)#?(\w+):(?: .*)?")
 _SECTION: Final = re.compile(r"(\w+):$")
@@ -260,35 +225,14 @@ def init_command(directory: str, script: str | None, force: bool) -> None:
 
 
 def find_scripts(directory: Path) -> list[str]:
-    """Return the Python files that may be the training script, the likeliest first."""
-    own = _listed(directory)
-    folders = [each for each in own if not _NO_CODE.match(each.name) and each.is_dir()]
-    shallow = [each for each in folders[:LOOKED_AT] if not each.is_symlink()]  # to data
-    listed = [*own, *(each for folder in shallow for each in _listed(folder))]
-    paths = [each for each in listed if each.suffix == ".py"][:LOOKED_AT]
-    scored = sorted(((_score(path), path) for path in paths), key=lambda each: -each[0])
-    return [str(path.relative_to(directory)) for score, path in scored if score > 0]
-
-
-def _listed(directory: Path) -> list[Path]:
-    """List a directory by name; only part of a very large one."""
+    """Return the files named like a training script, the shortest name first; else the only one."""
     try:
-        return sorted(itertools.islice(directory.iterdir(), LISTED))
+        listed = sorted(each.name for each in itertools.islice(directory.iterdir(), LISTED))
     except OSError:
         return []
-
-
-def _score(path: Path) -> int:
-    """Score a file: first whether it can be run, then its imports, then its name."""
-    if _NO_SCRIPT.search(path.name) or not str(path).isprintable() or not path.is_file():
-        return 0
-    try:
-        with path.open("rb") as file:
-            text = file.read(READ_BYTES)
-    except OSError:
-        return 0
-    runs, trains = bool(_MAIN.search(text)), bool(_TRAINS.search(text))
-    return 4 * runs + 3 * trains + 2 * bool(_TRAIN_NAME.search(path.stem))
+    found = [x for x in listed if x.endswith(".py") and x.isprintable() and not re.match(_NO, x)]
+    likely = [name for name in found if re.search(_TRAIN, name)]
+    return sorted(likely, key=len) or (found if len(found) == 1 else [])
 
 
 def _names(names: Iterable[str]) -> str:

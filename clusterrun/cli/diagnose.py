@@ -6,7 +6,6 @@ import json
 import os
 import shlex
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +31,7 @@ from clusterrun.shared.hostlist import fold_hosts, fold_ranks
 from clusterrun.shared.state import JobState
 from clusterrun.shared.wording import count
 from clusterrun.verbs.diagnose import REPORTED, Diagnosis, diagnose, diagnose_logs, place_of, short
-from clusterrun.verbs.hangs import LASTING_S, SAMPLES_S, Hang, groups, look, sentences
+from clusterrun.verbs.hangs import LASTING_S, Hang, groups, look, sentences
 from clusterrun.verbs.remedies import retry_of, run_of, to_do
 from clusterrun.verbs.status import status
 
@@ -51,7 +50,7 @@ from clusterrun.verbs.status import status
     "--bundle",
     metavar="FILE.tgz",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="also pack diagnosis, configuration and errors for support, without secrets",
+    help="also pack diagnosis, configuration and errors for support, without known secrets",
 )
 @click.option(
     "--stacks",
@@ -86,16 +85,11 @@ def command(
     clusterrun explain cuda_oom
     """
     if logs and (job or attempt or bundle or stacks):
-        raise UsageError("--log reads files, not a job", hint="drop --log, or all that is of a job")
+        raise UsageError("--log reads files, not a job", hint="drop --log, or JOB and its options")
     if stacks:
         return _show_look(job, as_json=as_json)
     if logs:
-        begun = time.monotonic()
-        found = diagnose_logs(
-            logs,
-            stdin=sys.stdin.buffer,
-            show=lambda lines: output.move(f"read {lines:,} lines", time.monotonic() - begun),
-        )
+        found = diagnose_logs(logs, stdin=sys.stdin.buffer)
     else:
         record = _found(job)
         name = f"job {record.job_id}" if record.job_id else record.name
@@ -140,10 +134,6 @@ def _rows(found: Diagnosis) -> Iterator[Row]:
         yield from _without_verdict(found)
     else:
         yield from labelled("signs", _signs(found, "\n".join(text for _, text in ending)))
-    yield from labelled("changed", (cut(change.text) for change in found.changes))
-    if found.subtracted:
-        kinds = count(found.subtracted, "kind")
-        yield "", f"left out {kinds} of error lines that were also printed when it went well"
     yield from ending
 
 
@@ -188,7 +178,6 @@ def diagnosis_object(found: Diagnosis) -> dict[str, Any]:
     return {
         "job_id": found.job.record.job_id or None if found.job else None,
         "attempt": found.attempt or None,
-        "subtracted": found.subtracted,
         "suspicions": [{"kind": each.kind.value, "text": each.text} for each in doubts],
         "verdict": _verdict_object(verdict, found) if verdict else None,
         "consequences": [
@@ -200,7 +189,6 @@ def diagnosis_object(found: Diagnosis) -> dict[str, Any]:
             }
             for each in (verdict.consequences if verdict else ())
         ],
-        "changes": [{"nodes": list(each.nodes), **vars(each.check)} for each in found.changes],
         "evidence": [_evidence(each) for each in (verdict.evidence if verdict else ())],
     }
 
@@ -258,13 +246,8 @@ def _look_lines(hang: Hang) -> Iterator[str]:
         nodes = {hang.nodes.get(rank, "?") for rank in group.ranks}
         ranks = f"{count(len(group.ranks), 'rank')}: {fold_ranks(group.ranks)}"
         waits = ", waiting" if group.is_waiting else ""
-        moves = ", moving" if group.moved else ", not moving"
-        moves = moves if hang.before else ""
-        yield f"STACKS  {ranks} on {fold_hosts(sorted(nodes))}{waits}{moves}"
+        yield f"STACKS  {ranks} on {fold_hosts(sorted(nodes))}{waits}"
         yield f"        {group.where}"
-    moved = sum(group.moved for group in groups(hang))
-    if hang.before:
-        yield f"        {moved} of {len(hang.places)} ranks moved in {SAMPLES_S:.0f} s"
     stuck = hang.stuck if hang.is_lasting else None
     texts = [text for _, text in sentences(hang, stuck)] if stuck else []
     if hang.dumped and not texts:
@@ -339,8 +322,8 @@ def _pack(target: Path, record: JobRecord, found: Diagnosis) -> None:
     output.say(f"packed {count(len(names), 'file')} into {target}; read it before you send it")
     if unknown:
         output.note(
-            f"logs and messages are left out: this shell may lack the job's {', '.join(unknown)}; "
-            "set it as it was at the submission, and pack again"
+            f"no logs or messages are packed: this shell may lack the job's {', '.join(unknown)}; "
+            "set these variables as when you submitted it, and pack again"
         )
 
 

@@ -28,8 +28,8 @@ _COUNTED: Final = dict(zip(Severity, ("ok", "noted", "failed", "skipped"), stric
 
 @click.command(cls=ScriptCommand)
 @job_options()
-@click.option("--only", metavar="PREFIX", multiple=True, help="run only these checks (repeatable)")
-@click.option("--skip", metavar="PREFIX", multiple=True, help="leave these checks out (repeatable)")
+@click.option("--only", metavar="PREFIX", multiple=True, help="run only PREFIX checks (repeatable)")
+@click.option("--skip", metavar="PREFIX", multiple=True, help="skip PREFIX checks (repeatable)")
 @explain_option
 @output.json_option
 def command(
@@ -38,8 +38,8 @@ def command(
     """Check this machine and Slurm for a job, or nodes.
 
     With a script, takes the options of submit and submits nothing. With --nodes and no script, a
-    job of at most 5 minutes checks so many nodes: each alone, then all together. Repairs nothing.
-    The exit status is 3 if a check failed, 0 if not.
+    job of at most 5 minutes checks N nodes: each alone, then all together. Repairs nothing.
+    The exit status is 3 if a check failed, 0 if not. PREFIX is the beginning of a check's id.
 
     \b
     clusterrun doctor

@@ -24,9 +24,9 @@ from clusterrun.cli.shared.closing import say_end
 from clusterrun.cli.shared.help import GroupedCommand, under
 from clusterrun.cli.shared.job_view import WaitLine, failure_lines
 from clusterrun.errors import ClusterrunError, Exit, UsageError
-from clusterrun.logformat.lines import LogLine
-from clusterrun.logs.follow import Entry, Joined, Left, NewAttempt, Pause, follow
-from clusterrun.logs.merge import Cut, last_lines
+from clusterrun.logformat.lines import LogLine, Stream, parse_end
+from clusterrun.logs.follow import Entry, Joined, NewAttempt, Pause, follow
+from clusterrun.logs.merge import last_lines
 from clusterrun.logs.sources import FileKind, LogFile, file_size, has_left_out, sources_of
 from clusterrun.logs.text import strip_controls
 from clusterrun.rundir.outcome import Cause, read_outcome
@@ -41,7 +41,6 @@ _lines, _few_lines = under("Lines"), under("Lines", common=False)
 _filter = under("Filter")
 _show, _rarely_show = under("Show"), under("Show", common=False)
 _follow, _rarely_follow = under("Follow"), under("Follow", common=False)
-_instead = under("Instead")
 
 
 @click.command(cls=GroupedCommand)
@@ -53,7 +52,7 @@ _instead = under("Instead")
     "--stream",
     "streams",
     metavar="LIST",
-    help="print only these streams: out, err, launcher, agent; or only batch",
+    help="print only these streams: out, err, launcher and agent, or batch alone",
 )
 @_lines(
     "--attempt",
@@ -78,7 +77,7 @@ _instead = under("Instead")
     "--prefix",
     type=click.Choice(["auto", "none"]),
     default="auto",
-    help="start lines with time, node:rank, and ! for stderr  [default: auto]",
+    help="begin each line with the time, node:rank and a mark (! is stderr)  [default: auto]",
 )
 @_rarely_show(
     "-o",
@@ -97,14 +96,12 @@ _instead = under("Instead")
 )
 @_follow("-f", "--follow", "following", is_flag=True, help="follow until the job ends")
 @_rarely_follow("--exit-status", is_flag=True, help="exit with 3 if the job did not complete")
-@_instead("--path", is_flag=True, help="print the directory of the logs")
 def command(**wanted: Any) -> int:
     """Print the output of the ranks.
 
-    JOB is a job id, the name of a run, its directory or the log of a node  [default: the newest
-    run].
+    JOB is a job id, the name of a run or its directory  [default: the newest run].
     By default, print the last lines of rank 0 and the launcher in the newest attempt, and the error
-    lines of all its ranks. Up to half of the lines are error lines.
+    lines of all its ranks. Older error lines come first: for N lines up to N/2 of them.
 
     \b
     clusterrun logs -f                    follow the newest run
@@ -116,30 +113,15 @@ def command(**wanted: Any) -> int:
     if wanted["as_json"]:
         wanted["form"] = "json"
     output.session.json = wanted["form"] == "json"
-    for option in ("path", "until"):
-        if wanted["following"] and wanted[option]:
-            text = f"--follow and --{option} cannot be combined"
-            raise UsageError(text, hint="keep one of them")
+    if wanted["following"] and wanted["until"]:
+        raise UsageError("--follow and --until cannot be combined", hint="keep one of them")
     request = build_request(wanted)
     if wanted["with_times"] and request.reads_batch:
         output.note("these lines have no times")
     if wanted["following"]:
         return follow_job(request)
-    if wanted["path"]:
-        _print_path(request)
-    else:
-        read(request)
+    read(request)
     return exit_status(request)
-
-
-def _print_path(request: Request) -> None:
-    """Print the directory of the newest attempt's logs."""
-    paths, attempt = request.record.paths, max(request.attempts, default=0)
-    path = str(paths.log(attempt, "any").parent if attempt else paths.logs_dir)
-    if request.form == "json":
-        output.answer_json({"schema": "clusterrun.logs/1", "paths": [path]})
-    else:
-        output.answer(path, wraps=False)
 
 
 _WAITING = (JobState.PENDING, JobState.CONFIGURING)
@@ -158,8 +140,8 @@ def read(request: Request) -> None:
         _tell_nothing_yet(request)
         return
     printer = LogPrinter(request=request, nodes=[file.node for file in files])
-    cut = _print_lines(request, printer)
-    _note_what_was_left_out(request, printer.count, size, cut)
+    is_cut = _print_lines(request, printer)
+    _note_what_was_left_out(request, printer.count, size, is_cut=is_cut)
 
 
 def _note_silent_failures(request: Request) -> None:
@@ -172,21 +154,22 @@ def _note_silent_failures(request: Request) -> None:
             output.note(f"first failure{of}: {text}")
 
 
-def _print_lines(request: Request, printer: LogPrinter) -> Cut:
-    """Print all wanted lines, attempt by attempt; return what was left out."""
-    cut = Cut.NOTHING
+def _print_lines(request: Request, printer: LogPrinter) -> bool:
+    """Print all wanted lines, attempt by attempt; return whether older ones were left out."""
+    is_cut = False
     for attempt in request.attempts:
         sources = sources_of(request.catalogue.files(attempt), request.query)
         tail = last_lines(sources, request.query, request.tail, folded=request.folds)
-        cut |= tail.cut
+        is_cut |= tail.is_cut
         if len(request.attempts) > 1:
             printer.start_attempt(attempt)
         if tail.errors:
-            printer.print_errors(tail.errors)
+            printer.print_lines(tail.errors)
+            printer.finish()
         for lines in tail.rounds:
             printer.print_lines(lines)
     printer.finish()
-    return cut | Cut.LINES if printer.is_cut else cut
+    return is_cut or printer.is_cut
 
 
 def find_files(request: Request) -> list[LogFile]:
@@ -252,10 +235,8 @@ def _why_it_waits(title: str, now: JobStatus) -> str:
 # What was left out
 
 
-def _note_what_was_left_out(request: Request, count: int, size: int, cut: Cut) -> None:
+def _note_what_was_left_out(request: Request, count: int, size: int, *, is_cut: bool) -> None:
     """Report what was not printed: `count` lines were, of `size` bytes in all."""
-    if Cut.FULL in cut:
-        output.note("older lines do not fit in memory (-n all prints every line)")
     if request.tail == 0:
         return
     if count == 0:
@@ -264,7 +245,7 @@ def _note_what_was_left_out(request: Request, count: int, size: int, cut: Cut) -
         more = " (-a all ranks)" if is_overview else ""
         output.note(f"no line {where}matches; {size:,} bytes in all{more}")
     elif request.form == "text":
-        _note_which_lines(request, count, size, cut)
+        _note_which_lines(request, count, size, is_cut=is_cut)
     if request.form == "text" and (request.query.overview or request.query.errors):
         sides = [side for n in request.attempts for side in request.catalogue.files(n)]
         short = [side for side in sides if side.kind is FileKind.ERRORS and has_left_out(side)]
@@ -274,18 +255,18 @@ def _note_what_was_left_out(request: Request, count: int, size: int, cut: Cut) -
             output.note(f"some error lines of {nodes} are in the log only ({instead})")
 
 
-def _note_which_lines(request: Request, count: int, size: int, cut: Cut) -> None:
+def _note_which_lines(request: Request, count: int, size: int, *, is_cut: bool) -> None:
     world = request.record.world_size
     of_each = " of each attempt" if len(request.attempts) > 1 else ""
     number = request.tail if of_each and request.tail else count
-    what = f"last {wording.count(number, 'line')}{of_each}" if Cut.LINES in cut else "all lines"
+    what = f"last {wording.count(number, 'line')}{of_each}" if is_cut else "all lines"
     if request.query.overview and world > 1:
-        errors = "the newest error lines" if Cut.ERRORS in cut else "the error lines"
+        errors = "the newest error lines" if is_cut else "the error lines"
         output.note(
             f"{what} of rank 0 and the launcher, and {errors} of all {world:,} ranks; "
             f"{size:,} bytes in all (-a all ranks, -n all, -f follow)"
         )
-    elif Cut.LINES in cut:
+    elif is_cut:
         output.note(f"{what} (-n all, -f follow)")
 
 
@@ -320,19 +301,19 @@ def _print_until_the_end(request: Request, watch: _Watch) -> None:
         tail=request.tail,
         folded=request.folds,
     )
-    left: list[Left] = []
+    left: list[LogLine] = []
     try:
         for entry in entries:
             watch.see(entry)
             match entry:
+                case LogLine(stream=Stream.END):
+                    left.append(entry)
                 case LogLine():
                     printer.print_line(entry)
                 case NewAttempt(attempt=attempt):
                     printer.start_attempt(attempt)
                 case Joined(files=files):
                     print_joined(files, printer)
-                case Left():
-                    left.append(entry)
                 case Pause():
                     print_left(left, printer)
                     printer.pause()
@@ -350,12 +331,12 @@ def print_joined(files: tuple[LogFile, ...], printer: LogPrinter) -> None:
     printer.note(f"+ {nodes} ({wording.count(ranks, 'rank')})" if ranks else f"+ {nodes}")
 
 
-def print_left(left: list[Left], printer: LogPrinter) -> None:
+def print_left(left: list[LogLine], printer: LogPrinter) -> None:
     """Print which nodes failed; the agents' lines and the end of the job give reasons."""
     ends: dict[int, list[str]] = {}
-    for entry in left:
-        if entry.code:
-            ends.setdefault(entry.code, []).append(entry.node)
+    for end in left:
+        if code := parse_end(end.text):
+            ends.setdefault(code, []).append(end.node)
     for code, nodes in ends.items():
         printer.note(f"- {fold_hosts(nodes)} exited {code}")
     left.clear()
@@ -374,11 +355,12 @@ class _Watch:
 
     def see(self, entry: Entry) -> None:
         """Show on a terminal what an attempt does until it prints."""
-        if isinstance(entry, Left):
+        is_end = isinstance(entry, LogLine) and entry.stream is Stream.END
+        if is_end:
             self._looks, self._due_at = looks(self._record), float("-inf")
         if not isinstance(entry, Pause):
             output.still()
-            self._prints = isinstance(entry, LogLine)
+            self._prints = isinstance(entry, LogLine) and not is_end
         elif self.now and not self._prints:
             self._line.show(self.now)
 

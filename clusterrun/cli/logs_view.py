@@ -9,7 +9,6 @@ import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, time, timedelta, timezone
-from pathlib import Path
 from typing import Any, Final
 
 from clusterrun.cli.shared import output
@@ -89,12 +88,10 @@ def build_request(wanted: Mapping[str, Any]) -> Request:
     Raises UsageError, and JobNotFoundError without the run.
     """
     record = find_announced(wanted["job"])
-    nodes, attempt = _named_by_log(record, wanted["job"] or "")
-    nodes = nodes if wanted["nodes"] is None else frozenset(parse_hostlist(wanted["nodes"]))
+    nodes = None if wanted["nodes"] is None else frozenset(parse_hostlist(wanted["nodes"]))
     streams = _streams(wanted["streams"])
     catalogue = catalogue_of(record, nodes, batch=streams is None)
-    attempt = attempt if wanted["attempt"] is None else wanted["attempt"]
-    attempts = choose_attempts(title_of(record), catalogue.attempts(), attempt)
+    attempts = choose_attempts(title_of(record), catalogue.attempts(), wanted["attempt"])
     query = _query(record, nodes, streams, wanted)
     has_prefix = wanted["prefix"] == "auto"
     tail = wanted["tail"]
@@ -105,7 +102,7 @@ def build_request(wanted: Mapping[str, Any]) -> Request:
         record=record,
         catalogue=catalogue,
         attempts=tuple(attempts),
-        is_chosen=isinstance(attempt, int),
+        is_chosen=isinstance(wanted["attempt"], int),
         nodes=nodes,
         query=query,
         tail=None if tail == "all" else tail,
@@ -116,15 +113,6 @@ def build_request(wanted: Mapping[str, Any]) -> Request:
         exit_status=wanted["exit_status"],
         reads_batch=streams is None,
     )
-
-
-def _named_by_log(record: JobRecord, name: str) -> tuple[frozenset[str] | None, int | None]:
-    """Return the node and the attempt whose log a name is, if it is the path of one."""
-    path = Path(name).resolve()
-    attempt = path.parent.name[1:]
-    if attempt.isdecimal() and record.paths.log(int(attempt), path.stem).resolve() == path:
-        return frozenset({path.stem}), int(attempt)
-    return None, None
 
 
 def catalogue_of(record: JobRecord, nodes: frozenset[str] | None, *, batch: bool) -> Catalogue:
@@ -289,14 +277,6 @@ class LogPrinter:
         for start in range(0, len(lines), _AT_ONCE):
             self._view.show_all(lines[start : start + _AT_ONCE])
             write()
-
-    def print_errors(self, lines: Sequence[LogLine]) -> None:
-        """Print error lines ahead of the last lines, and leave that much less room for these."""
-        room, written = self._last, self.count
-        self.print_lines(lines)
-        self.finish()
-        if room is not None:
-            self._last = max(room - (self.count - written), 0)
 
     def start_attempt(self, attempt: int) -> None:
         """Report that the run was started again."""

@@ -14,7 +14,7 @@ from click.exceptions import Exit as ClickExit
 from click.shell_completion import shell_complete
 
 import clusterrun
-from clusterrun.cli.shared import complete, output, spellings
+from clusterrun.cli.shared import output, spellings
 from clusterrun.cli.shared.help import HELP_ALL, GroupedCommand, GroupedOption
 from clusterrun.errors import ClusterrunError, ElsewhereError, Exit, UsageError
 
@@ -27,7 +27,8 @@ EXAMPLES: Final = """\
 clusterrun init                                    write a starter clusterrun.yaml
 clusterrun submit -N 2 --gpus-per-node 4 train.py  train on 2 nodes x 4 GPUs
 clusterrun render -N 2 --gpus-per-node 4 train.py  print the batch script
-clusterrun logs -f                                 follow the newest run"""
+clusterrun logs -f                                 follow the newest run
+clusterrun help exit-codes                         explain the exit statuses"""
 
 EXIT_CODES: Final = """\
 0    done, or the answer is yes
@@ -78,7 +79,6 @@ VERBS: Final[dict[str, Verb]] = {
     "config": Verb("config", "Set up", "Show and check the configuration."),
     "doctor": Verb("doctor", "Set up", "Check this machine and Slurm for a job, or nodes."),
     "completion": Verb("main", "Set up", "Print a completion script for a shell."),
-    "help": Verb("main", "Set up", "Explain a command or the exit codes."),
 }
 
 
@@ -188,27 +188,6 @@ def group(ctx: click.Context) -> None:
 _with_global_options(group)
 
 
-@click.command("help")
-@click.argument("topic", required=False, shell_complete=complete.one_of((*VERBS, "exit-codes")))
-@click.pass_context
-def help_command(ctx: click.Context, topic: str | None) -> None:
-    """Explain a command or the exit codes.
-
-    \b
-    clusterrun help submit
-    clusterrun help exit-codes
-    """
-    root = ctx.find_root()
-    if topic == "exit-codes":
-        output.answer(EXIT_CODES)
-    elif topic is None:
-        output.answer(root.get_help())
-    else:
-        _, command, _ = group.resolve_command(root, [topic])
-        assert command is not None  # resolve_command raised for an unknown one
-        output.answer(command.get_help(click.Context(command, parent=root, info_name=topic)))
-
-
 @click.command("completion")
 @click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
 def completion_command(shell: str) -> None:
@@ -221,7 +200,7 @@ def completion_command(shell: str) -> None:
     zsh   ~/.zshrc, after compinit     eval "$(clusterrun completion zsh)"
     fish  ~/.config/fish/config.fish   clusterrun completion fish | source
 
-    TAB then completes commands, options, jobs, profiles, configuration keys, GPUs and models.
+    TAB then completes commands, options, jobs and files.
     Completion reads files only and never asks Slurm.
     """
     shell_complete(group, {}, "clusterrun", _COMPLETE, f"{shell}_source")
@@ -269,6 +248,11 @@ def _invoke(args: list[str]) -> int:
             return shell_complete(group, {}, "clusterrun", _COMPLETE, instruction)
         except (ClusterrunError, OSError):  # an error would spoil the line being typed
             return Exit.FAILED
+    if args == ["help", "exit-codes"]:
+        output.answer(EXIT_CODES)
+        return Exit.OK
+    if args[:1] == ["help"]:
+        args = [*args[1:], "--help"]
     if ElsewhereError.VARIABLE in os.environ:
         from clusterrun.cli.shared.forward import arrive
 
@@ -304,17 +288,12 @@ def _from_click(error: click.UsageError, args: Sequence[str]) -> UsageError:
     fallback = f"run '{command} --help' for the options"
     if isinstance(error, click.NoSuchOption):
         return spellings.no_option(error, args)
-    if isinstance(error, click.MissingParameter) and error.param:
-        kind = error.param.type
-        if isinstance(kind, click.Choice):  # click would list the choices over several lines
-            choices = ", ".join(kind.choices)
-            return UsageError(f"no {error.param.name} given", hint=f"pass one of {choices}")
     return UsageError(_sentence(error.format_message()), hint=fallback)
 
 
 def _sentence(text: str) -> str:
-    """Rewrite click's sentence in our style: lower case, no full stop."""
-    text = text.rstrip(".")
+    """Rewrite click's sentence in our style: on one line, lower case, no full stop."""
+    text = " ".join(text.split()).rstrip(".")
     return text[:1].lower() + text[1:] if text[1:2].islower() else text
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from pathlib import PurePath
 from typing import Any, Final
 
 import click
@@ -19,8 +18,8 @@ from clusterrun.advice.question import (
 from clusterrun.cli import plan_view
 from clusterrun.cli.shared import complete, output
 from clusterrun.cli.shared.options import JobCommand, JobOptions, job_options
+from clusterrun.cli.shared.spellings import refuse_other_program
 from clusterrun.config.load import Given
-from clusterrun.config.settings import Resolved
 from clusterrun.errors import ClusterrunError, Exit, UsageError
 from clusterrun.estimates.estimate import (
     Estimate,
@@ -49,7 +48,7 @@ _NEWEST: Final = "\0"  # no job has that name
 
 @click.command(cls=JobCommand)
 @job_options(script=False, training=True)
-@click.argument("job_file", metavar="[JOBFILE|SCRIPT]", required=False, type=click.Path())
+@click.argument("script", metavar="[SCRIPT]", required=False, type=click.Path())
 @click.option(
     "--recommend",
     "recommends",
@@ -61,7 +60,7 @@ _NEWEST: Final = "\0"  # no job has that name
     "what",
     metavar="|".join(WHAT_IF),
     type=click.Choice(WHAT_IF),
-    help="vary one setting",
+    help="show the estimate for other values of this setting",
 )
 @click.option(
     "--compare",
@@ -72,16 +71,14 @@ _NEWEST: Final = "\0"  # no job has that name
     shell_complete=complete.jobs,
     help="compare the estimate of a job with its measurements  [default: the newest]",
 )
-@click.option("--explain", "explains", is_flag=True, help="print the formulas and their symbols")
 @output.json_option
 def command(
     job: JobOptions,
     *,
-    job_file: str | None,
+    script: str | None,
     recommends: bool,
     what: str | None,
     job_id: str | None,
-    explains: bool,
     as_json: bool,
 ) -> Exit:
     """Estimate memory, time and cost before you queue.
@@ -92,7 +89,7 @@ def command(
 
     \b
     clusterrun plan --model qwen3-8b --seq-len 4096 -N 4 --gpus-per-node 8 --gpu h100-80g
-    clusterrun plan train.yaml --what-if strategy
+    clusterrun plan --config train.yaml --what-if strategy
     clusterrun plan --recommend --effective-batch 256
     """
     if sum((recommends, what is not None, job_id is not None)) > 1:
@@ -102,7 +99,10 @@ def command(
     if job_id is not None:
         _compare(None if job_id == _NEWEST else job_id, as_json=as_json)
         return Exit.OK
-    resolved = _resolved(job, job_file)
+    if script is not None:
+        refuse_other_program([script], "plan")
+        job = job.with_flags({"script": Given(value=script)})
+    resolved = job.load()
     for text in resolved.notes:
         output.note(text)
     question = question_of(resolved, is_open=recommends)
@@ -118,19 +118,8 @@ def command(
     if as_json:
         output.answer_json(_estimate_object(answer, near, others))
     else:
-        plan_view.show(answer, near, what=what, alternatives=others, explains=explains)
+        plan_view.show(answer, near, what=what, alternatives=others)
     return {None: Exit.FAILED, Fit.NO: Exit.NO}.get(answer.verdict, Exit.OK)
-
-
-def _resolved(job: JobOptions, job_file: str | None) -> Resolved:
-    """Resolve the configuration; a script is planned as it would be submitted."""
-    if job_file is not None and PurePath(job_file).suffix == ".py":
-        job = job.with_flags({"script": Given(value=job_file)})
-    elif job_file is not None:
-        if job.config_file is not None:
-            raise UsageError("JOBFILE and --config cannot be combined", hint="keep one of them")
-        job = job._replace(config_file=job_file)
-    return job.load()
 
 
 def _recommend(question: Question, *, as_json: bool) -> Exit:
@@ -223,7 +212,7 @@ def _estimate_object(
     question, setup = answer.question, answer.question.setup
     found = {name: _plain(getattr(answer, name)) for name in ("host_memory", "gpu_memory", "disk")}
     found["disk"] |= {"keep": question.keep, "keep_best": question.keep_best}
-    names = ("steps", "gpu_hours", "cost", "speedup", "loader", "preset", "notes", "verdict")
+    names = ("steps", "gpu_hours", "cost", "speedup", "loader", "notes", "verdict")
     return {
         "schema": SCHEMA,
         "summary": plan_view.verdict_line(answer),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -12,14 +11,13 @@ from clusterrun.cli.shared import output
 from clusterrun.cli.shared.options import as_options
 from clusterrun.estimates.estimate import Estimate, Need, Question, Time
 from clusterrun.estimates.inputs import GIB, Fit, Setup, total
-from clusterrun.estimates.memory import checkpoint_terms, symbols_of
+from clusterrun.estimates.memory import checkpoint_terms
 from clusterrun.estimates.recommend import Choice, changed
-from clusterrun.estimates.speed import Cost, Duration, assumption
+from clusterrun.estimates.speed import Duration, assumption
 from clusterrun.shared.durations import clock
 from clusterrun.shared.wording import count
 
 FULL: Final = 0.90  # of the MFU: the view mentions passes that reach less
-SMALL: Final = 0.01  # of a step: shorter parts are not shown
 _COLOURS: Final = {Fit.FITS: "green", Fit.TIGHT: "yellow", Fit.NO: "red"}
 _WORDS: Final = {Fit.FITS: "fits", Fit.TIGHT: "fits tightly", Fit.NO: "does not fit"}
 
@@ -30,17 +28,12 @@ def show(
     *,
     what: str | None,
     alternatives: Sequence[Choice] = (),
-    explains: bool = False,
 ) -> None:
-    """Print an estimate, the verdict first, and its neighbours.
-
-    The neighbours are a table if `what` is given, else one line. `explains` adds the formulas and
-    the meaning of their symbols.
-    """
+    """Print an estimate, the verdict first, and its neighbours: a table if `what` is given."""
     colour = _COLOURS[answer.verdict] if answer.verdict else None
     first = click.style(verdict_line(answer), fg=colour, bold=True)
     more = (*_alternatives(alternatives, answer.question.setup), *_pace(answer))
-    for line in (first, *more, "", *_lines(answer, explains=explains)):
+    for line in (first, *more, "", *_lines(answer)):
         output.answer(line)
     if what is not None:
         output.answer("")
@@ -54,8 +47,6 @@ def show(
             for setup, need in needs
         )
         output.answer(_row("what if", "   ".join(shown)))
-    for line in _legend(answer) if explains else ():
-        output.answer(line)
     for text in answer.notes:
         output.note(text)
     output.note("estimated from formulas; to compare with a run: clusterrun plan --compare JOB")
@@ -151,11 +142,11 @@ def tokens_per_s(time: Time, setup: Setup) -> float | None:
 # The estimate
 
 
-def _lines(answer: Estimate, *, explains: bool) -> Iterator[str]:
+def _lines(answer: Estimate) -> Iterator[str]:
     yield from (*_head(answer.question), "", *_batch(answer), "")
     if answer.gpu_memory is not None:
-        yield from (*_memory("memory per GPU", answer.gpu_memory, explains=explains), "")
-    yield from (*_memory("host memory per node", answer.host_memory, explains=explains), "")
+        yield from (*_memory("memory per GPU", answer.gpu_memory), "")
+    yield from (*_memory("host memory per node", answer.host_memory), "")
     if answer.time is not None:
         yield from _time(answer, answer.time)
     yield from (*_speedup(answer), _disk(answer))
@@ -163,11 +154,6 @@ def _lines(answer: Estimate, *, explains: bool) -> Iterator[str]:
     workers = "" if loader.num_workers is None else f"num_workers {loader.num_workers}, "
     pins = f"pin_memory {str(loader.pin_memory).lower()}"
     yield _row("loader", f"{workers}{pins}: {loader.why}")
-    if (found := answer.preset) is not None:
-        batch = f"micro-batch {found.micro_batch} x {found.accumulation} accumulation"
-        ckpt = "on" if found.grad_ckpt else "off"
-        yield _row("preset", f"{found.name}: {batch}, precision {found.precision.value},")
-        yield _row("", f"checkpointing {ckpt}: a starting point, not measured")
 
 
 def _head(question: Question) -> Iterator[str]:
@@ -222,11 +208,10 @@ def _steps(answer: Estimate) -> str:
     return f"{text}; {in_all}" if in_all else text
 
 
-def _memory(title: str, need: Need, *, explains: bool) -> Iterator[str]:
+def _memory(title: str, need: Need) -> Iterator[str]:
     yield f"{title:<30}{'GiB':>8}"
     for term in need.terms:
-        formula = f"   {term.formula}" if explains else ""
-        yield f"  {term.name:<28}{gib(term.bytes):>8}{formula}"
+        yield f"  {term.name:<28}{gib(term.bytes):>8}"
     label = "total" if need.margin == 1 else f"total + {100 * (need.margin - 1):.0f} %"
     judged = ""
     if need.capacity_bytes is not None:
@@ -247,7 +232,6 @@ def _time(answer: Estimate, time: Time) -> Iterator[str]:
     tokens = tokens_per_s(time, question.setup)
     both = f", {number(tokens)} tokens/s" if tokens else ""
     yield _row("", f"{number(time.samples_s)} samples/s{both} in all")
-    yield from _parts(time.cost)
     if time.whole is not None and time.step.basis != "measured":
         band = f"{clock(time.whole.low_s)} to {clock(time.whole.high_s)}"
         yield _row("", f"{band} for an MFU a quarter higher or lower")
@@ -255,16 +239,6 @@ def _time(answer: Estimate, time: Time) -> Iterator[str]:
         yield _row("cost", f"{answer.cost:,.2f} for {number(answer.gpu_hours or 0)} GPU-hours")
     if time.segments is not None and question.limit_s is not None:
         yield _row("", _segments(answer, time.segments, clock(question.limit_s)))
-
-
-def _parts(cost: Cost | None) -> Iterator[str]:
-    """Yield the parts of a step, if it has more than its passes."""
-    if cost is None:
-        return
-    parts = {"passes": cost.compute_s, "traffic": cost.network_s, "host": cost.host_s}
-    shown = [f"{name} {s:.2g} s" for name, s in parts.items() if s >= SMALL * cost.total_s]
-    if len(shown) > 1:
-        yield _row("", f"a step: {', '.join(shown)}")
 
 
 def _basis(time: Time, question: Question) -> str:
@@ -308,17 +282,6 @@ def _disk(answer: Estimate) -> str:
         verdict = "   not checked: the job writes elsewhere"
     one = gigabytes(total(checkpoint_terms(question.setup)))
     return _row("disk", f"{one} per checkpoint, {sums}{free}{verdict}")
-
-
-def _legend(answer: Estimate) -> Iterator[str]:
-    """Yield the symbols of the formulas that are shown, with their values."""
-    needs = (answer.gpu_memory, answer.host_memory, answer.disk)
-    formulas = " ".join(term.formula for need in needs if need for term in need.terms)
-    used = set(re.findall(r"[A-Za-z]\w*", formulas))
-    yield ""
-    for symbol, (meaning, value) in symbols_of(answer.question.setup).items():
-        if symbol in used:
-            yield f"  {symbol:<6}{value:>16,.10g}  {meaning}"
 
 
 # Neighbours and choices
@@ -402,7 +365,7 @@ def nothing_fits(least: Choice, question: Question) -> str:
     )
     less = "use more nodes" if least.setup.lora else "use more nodes, or train adapters (--lora)"
     return (
-        f"nothing fits: {as_options(least.setup)} needs {gib(least.gpu_bytes)} GiB per "
+        f"no setup fits: even {as_options(least.setup)} needs {gib(least.gpu_bytes)} GiB per "
         f"GPU{of_gpu} and {gib(least.host_bytes)} GiB per node{of_host}; {less}"
     )
 

@@ -74,7 +74,7 @@ def command(
         return Exit.OK
     plan.prepared.refuse_problem()
     warnings = submission.print_notes(plan.prepared)
-    _print_steps(plan, exclude_bad=exclude_bad)
+    _print_steps(plan)
     if dry_run:
         output.note("--dry-run: nothing was submitted")
         if answer.as_json:
@@ -109,18 +109,18 @@ def _say_complete(plan: Resumption, answer: options.HowToAnswer) -> None:
 # What will be done
 
 
-def _print_steps(plan: Resumption, *, exclude_bad: bool) -> None:
+def _print_steps(plan: Resumption) -> None:
     output.detail("ended", f"job {plan.record.job_id}: {_failure(plan)}")
     output.detail("from", _from(plan))
     for text in plan.start.passed_over:
         output.detail("", text)
-    submission.print_changes(plan.changed, exclude_bad=exclude_bad)
+    submission.print_changes(plan.changed)
     if batch := _batch(plan):
         output.detail("batch", batch)
     output.detail("attempt", str(plan.attempt))
     if plan.record.paths.project.is_dir():
         again = f"clusterrun resubmit {plan.record.job_id}"
-        output.note(f"the hosts run the project as it was copied; to run changed files: {again}")
+        output.note(f"the hosts run the copy that submit made; to run changed files: {again}")
 
 
 def _failure(plan: Resumption) -> str:
@@ -200,7 +200,7 @@ def resubmit_command(
     )
     prepared.refuse_problem()
     warnings = submission.print_notes(prepared)
-    submission.print_changes(changed, exclude_bad=exclude_bad)
+    submission.print_changes(changed)
     submission.print_plan(prepared.plan)
     if dry_run:
         output.note("--dry-run: nothing was submitted")

@@ -18,7 +18,7 @@ from clusterrun.cli.shared import output, submission
 from clusterrun.cli.shared.help import under
 from clusterrun.cli.shared.job_view import failure_text
 from clusterrun.cli.shared.options import JobOptions, ScriptCommand, job_options, yes_option
-from clusterrun.config.choices import Device, OnInterrupt, Strategy
+from clusterrun.config.choices import Device, OnInterrupt
 from clusterrun.config.load import Given
 from clusterrun.errors import ClusterrunError, Exit, UsageError
 from clusterrun.estimates.speed import Point, Scaling
@@ -51,7 +51,7 @@ _MEASURED: Final = (JobState.COMPLETED, JobState.TIMEOUT)
 @click.option(
     "--fixed-batch",
     is_flag=True,
-    help="assume the same number of samples per step for all node counts",
+    help="assume the same effective batch for all node counts (strong scaling)",
 )
 @click.option("--collect", is_flag=True, help="submit nothing and report the newest runs")
 @output.json_option
@@ -175,11 +175,6 @@ def prepare_worlds(job: JobOptions, counts: Sequence[int]) -> tuple[Prepared, ..
     """
     each = [{"nodes": Given(value=str(count), flag="--nodes")} for count in counts]
     first = job.with_flags(each[0]).load()
-    if first.spec.strategy is Strategy.NONE:
-        raise UsageError(
-            "--strategy none runs one process on any number of nodes",
-            hint="measure --strategy ddp, or another that spans ranks",
-        )
     same = {
         "name": Given(value=f"{job_name(first.spec)}-scaling", flag="clusterrun scaling"),
         "on_interrupt": Given(value=OnInterrupt.STOP.value, flag="clusterrun scaling"),

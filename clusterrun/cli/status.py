@@ -37,7 +37,7 @@ _ENGINES = {"ddp": "DDP", "fsdp": "FSDP", "deepspeed": "DeepSpeed"}
 @click.option(
     "--exit-status", is_flag=True, help="exit with 3 if the job did not complete or is suspect"
 )
-@click.option("--adopt", is_flag=True, help="believe job.json that the run is on another host")
+@click.option("--adopt", is_flag=True, help="trust the host that job.json names")
 @output.json_option
 def command(
     jobs: tuple[str, ...],
@@ -101,8 +101,6 @@ def _look(record: JobRecord, *, follow: bool, waiting: bool) -> JobStatus:
 def _say_notes(job: JobStatus) -> None:
     for text in (*job.notes, *(f"damaged: {name}" for name in job.damaged)):
         output.note(text)
-    if job.unjoined is not None:
-        output.note(job.unjoined.hint)
     if job.is_held:
         record = job.record
         cluster = f"-M {shlex.quote(record.slurm_cluster)} " if record.slurm_cluster else ""
@@ -143,7 +141,7 @@ def _adopt(record: JobRecord) -> None:
     except OSError as error:
         raise ClusterrunError("cannot remember the host of the run", cause=str(error)) from error
     if home := record.home:
-        output.note(f"from now on, {home.host} is asked about this run; it runs {home.python}")
+        output.note(f"from now on, {home.host} answers commands about this run, with {home.python}")
 
 
 def _lines(job: JobStatus) -> Iterator[tuple[str, str]]:
@@ -225,8 +223,6 @@ def _world(job: JobStatus) -> str:
 
 
 def _why_no_world(job: JobStatus) -> str:
-    if job.unjoined is not None:
-        return f": {job.unjoined.text(job.record.world_size)}"
     if job.record.world_size == 1 or job.attempt == 0 or job.state is JobState.PENDING:
         return ""  # nothing to join, or no rank that could
     return ", not joined yet" if job.state is JobState.RUNNING else ", never joined a process group"

@@ -134,7 +134,7 @@ def _machine(prepared: Prepared) -> Finding:
         return fail("doctor", text, "; ".join(filter(None, (each.fix for each in worst))))
     noted = [each.id for each in found if each.severity is Severity.NOTE]
     if noted:
-        return note("doctor", ", ".join(noted), "clusterrun doctor, with the same options")
+        return note("doctor", ", ".join(noted), "run clusterrun doctor with the same options")
     looked = sum(each.severity is Severity.OK for each in found)
     return ok("doctor", f"{count(looked, 'check')} of this machine and Slurm, nothing wrong")
 
@@ -146,7 +146,7 @@ def _estimate(prepared: Prepared) -> Finding:
 
     host_bytes, reasons = estimated(prepared.resolved)
     if not host_bytes:
-        return note("plan", "; ".join(reasons), "clusterrun plan, with the same options")
+        return note("plan", "; ".join(reasons), "run clusterrun plan with the same options")
     if reasons:
         return fail("plan", "; ".join(reasons), "clusterrun plan --recommend")
     return ok("plan", "memory, disk and time suffice, as far as is known")
@@ -168,7 +168,7 @@ def _queue(prepared: Prepared) -> Finding:
 @click.command(cls=options.ScriptCommand)
 @options.job_options()
 @click.option("-O", "--output-dir", metavar="DIR", help="write all files to a new directory")
-@click.option("--check", "checks", is_flag=True, help="check the script with bash and Slurm")
+@click.option("--check", "checks", is_flag=True, help="check the batch script with bash and Slurm")
 @output.json_option
 def render_command(
     job: options.JobOptions, *, output_dir: str | None, checks: bool, as_json: bool

@@ -105,9 +105,8 @@ _HOSTS: Final = Scheduler(
     module="clusterrun.backends.hosts.backend",
     has_queue=_HOSTS_QUEUE,
     can_requeue=_HOSTS_QUEUE,
-    shares_files=Lack("each host has disks of its own"),
+    shares_files=Lack("each host has its own disks"),
     has_hosts=True,
-    reads_sbatch=Lack("the job does not run on Slurm (--cluster ssh)"),
 )
 _SCHEDULERS: Final = {
     "auto": Scheduler(
@@ -121,7 +120,6 @@ _SCHEDULERS: Final = {
         has_queue=True,
         can_requeue=True,
         shares_files=True,
-        has_hosts=Lack("Slurm chooses the nodes"),
         signals_ranks=True,
         reads_sbatch=True,
     ),
@@ -133,7 +131,6 @@ _SCHEDULERS: Final = {
         shares_files=_HERE,
         is_this_machine=True,
         can_lose_node=_HERE,
-        has_hosts=_HERE,
         reads_sbatch=_HERE,
     ),
     "ssh": _HOSTS,
@@ -141,7 +138,6 @@ _SCHEDULERS: Final = {
         title="in this allocation",
         outlives_shell=Lack("a run ends with its allocation"),
         signals_ranks=True,
-        reads_sbatch=Lack("the job does not run on Slurm (--cluster allocation)"),
     ),
 }
 

@@ -23,7 +23,6 @@ from clusterrun.shared.durations import (
     parse_slurm_minutes,
     parse_span,
 )
-from clusterrun.shared.hostlist import parse_hostlist
 from clusterrun.shared.sizes import format_bytes, parse_bytes, parse_count
 from clusterrun.shared.wording import nearest
 
@@ -136,28 +135,16 @@ def _refuse_control(label: str, value: str) -> None:
 # The rules of single settings
 
 SLURM_MOST: Final = 65_533  # nodes of a job, CPUs of a task
-_MOST_RANKS: Final = SLURM_MOST * 1024
 MOST: Final[Mapping[str, int]] = {
     **dict.fromkeys(("nodes", "spare_nodes", "cpus_per_task", "cpus_per_gpu"), SLURM_MOST),
     **dict.fromkeys(("gpus_per_node", "nproc_per_node"), 1024),
-    **dict.fromkeys(("data_parallel_replicate", "data_parallel_shard"), _MOST_RANKS),
-    **dict.fromkeys(("context_parallel", "sequence_parallel", "tensor_parallel"), _MOST_RANKS),
     "main_process_port": 65_535,
 }
 
 RESERVED_NAMES: Final = ("", ".", "..", "by-job")  # of runs
-_MEMORY: Final = (
-    r"(?i)\s*[0-9]+(?:[KMGT]B?)?\s*\Z",
-    "must be an amount of memory, not",
-    "write a whole number with K, M, G or T, e.g. 200G",
-)
 # A setting's pattern, the message for any other value, and a hint.
 _PATTERNS: Final[Mapping[str, tuple[str, str, str]]] = {
-    **dict.fromkeys(("mem", "mem_per_gpu", "mem_per_cpu"), _MEMORY),
-    **dict.fromkeys(
-        ("nodelist", "exclude"),
-        (r"\S+\Z", "must not contain spaces:", "separate nodes with commas"),
-    ),
+    "clusters": (r"[^,]+\Z", "must name one cluster, not", "a job runs on one; name one of them"),
     "name": (
         r"(?!(?:\.|\.\.|by-job)\Z)[^/]+\Z",
         "cannot be the name of a run directory:",
@@ -195,9 +182,7 @@ def _check_text(name: str, label: str, value: str) -> None:
     if name == "port_range":
         port_range(value, label)
     try:
-        if name in ("nodelist", "exclude") and "/" not in value:  # else sbatch reads the file
-            parse_hostlist(value)
-        elif name == "hosts":
+        if name == "hosts":
             parse_host(value)
     except UsageError as error:
         raise UsageError(f"{label}: {error.message}", hint=error.hints) from error
@@ -331,7 +316,7 @@ def _refuse_secrets(field: Field, value: Any, label: str) -> None:
     if names:
         raise UsageError(
             f"{label}: {names[0]} looks like a secret and would be written to the run directory",
-            hint=f"set it in your shell and write pass_env: [{names[0]}]; it is passed by name",
+            hint=f"set it in your shell and write pass_env: [{names[0]}]; its value is not stored",
         )
     texts = value if field.kind is Kind.TEXTS and field.name != "args" else ()
     if is_secret_value(value if field.kind is Kind.TEXT else "\n".join(texts)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
@@ -15,9 +14,9 @@ _SSH_PORT: Final = 22
 _MOST_SLOTS: Final = 1024
 _BETWEEN: Final = r"[,\s]+(?![^\[\]]*\])"  # not the comma of gpu[1,3]
 _RANGE: Final = r"\[[0-9][0-9,-]*\]"
-_SLOTS: Final = r"(?i)slots=([0-9]{1,4})"
+_SLOTS: Final = r"(?i)slots=([1-9][0-9]{0,3})"
 _KNOWN: Final = rf"{_SLOTS}|max[_-]?slots=[0-9]+"
-_SHORT: Final = r"([^:]+|\[[^\]]+\]):([0-9]{1,4})"
+_SHORT: Final = r"([^:]+|\[[^\]]+\]):([1-9][0-9]{0,3})"
 _FORMS: Final = "write one host on each line: gpu1, user@gpu2:2222, or gpu3 slots=4"
 # The variables of schedulers that lead to an allocation's hosts: by a file, by their names, or as a
 # sign that FLUX_HOSTS answers.
@@ -109,17 +108,12 @@ def split_hosts(text: str) -> list[str]:
 
 def check_distinct(listed: HostList) -> None:
     """Refuse a host that is listed twice. Raises UsageError."""
-    seen: dict[tuple[str, int], str] = {}
-    for host in listed.hosts:
-        place = _place(host)
-        first = seen.get(place)
-        seen[place] = host
-        if first is not None:
-            names = host if host == first else f"{first} and {host}"
-            raise UsageError(
-                f"{listed.source} lists the same host twice: {names}",
-                hint="list each host once; --gpus-per-node sets the GPUs of each",
-            )
+    places = list(map(_place, listed.hosts))
+    if twice := [h for h in listed.hosts if places.count(_place(h)) > 1]:
+        raise UsageError(
+            f"{listed.source} lists a host more than once: {', '.join(twice)}",
+            hint="list each host once; --gpus-per-node sets the GPUs of each",
+        )
 
 
 def parse_hostfile(text: str, *, shown: str) -> HostList:
@@ -153,19 +147,14 @@ def parse_hostfile(text: str, *, shown: str) -> HostList:
 
 def _hosts_of(words: Sequence[str]) -> Iterator[tuple[str, int]]:
     name, *rest = words
-    stated = [match for word in rest if (match := re.fullmatch(_SLOTS, word))]
-    unknown = [w for w in rest if not re.fullmatch(_KNOWN, w)]
-    if unknown or len(stated) > 1:
+    stated = [int(match[1]) for word in rest if (match := re.fullmatch(_SLOTS, word))]
+    if len(stated) > 1 or not all(re.fullmatch(_KNOWN, word) for word in rest):
         raise UsageError(f"{' '.join(words)!r} is not a host with its slots", hint=_FORMS)
     short = re.fullmatch(_SHORT, name)
     # `gpu1:4` are slots, as in MPI; 22 is ssh's port, and so is any number above 1024.
     if short and not stated and int(short[2]) <= _MOST_SLOTS and int(short[2]) != _SSH_PORT:
-        name, slots = short[1], int(short[2])
-    else:
-        slots = int(stated[0][1]) if stated else 0
-    if (stated or name != words[0]) and not 1 <= slots <= _MOST_SLOTS:
-        raise UsageError(f"{' '.join(words)!r} states {slots} slots", hint="write 1 or more")
-    return ((host, slots) for host in split_hosts(name))
+        name, stated = short[1], [int(short[2])]
+    return ((host, sum(stated)) for host in split_hosts(name))
 
 
 def _place(host: str) -> tuple[str, int]:
@@ -176,15 +165,12 @@ def _place(host: str) -> tuple[str, int]:
 
 def one_count(listed: HostList) -> int:
     """Return the slots of each host; 0 if none are stated. Raises UsageError if they differ."""
-    pairs = list(zip(listed.hosts, listed.slots, strict=True))
-    for (host, slots), (other, different) in itertools.pairwise(pairs):
-        if slots != different:
-            raise UsageError(
-                f"hosts have different numbers of slots: {host} {slots or 'none'}, "
-                f"{other} {different or 'none'} ({listed.source})",
-                hint="pass --gpus-per-node COUNT: how many GPUs to use on each host",
-            )
-    return pairs[0][1] if pairs else 0
+    if len({*listed.slots}) > 1:
+        raise UsageError(
+            f"the hosts of {listed.source} have different numbers of slots",
+            hint="pass --gpus-per-node COUNT: how many GPUs to use on each host",
+        )
+    return max(listed.slots, default=0)
 
 
 # The hosts of an allocation
@@ -221,8 +207,8 @@ def choose_starter(
     """
     if cluster.scheduler.outlives_shell and asked not in (Starter.AUTO, Starter.SSH):
         raise UsageError(
-            f"starter {asked.value} needs an allocation; --cluster ssh starts with ssh",
-            hint="pass --cluster allocation, or drop starter",
+            f"starter {asked.value} needs an allocation; --cluster ssh starts processes over ssh",
+            hint="pass --cluster allocation, or drop the setting starter",
         )
     own = [starter for name, starter in _STARTERS if environ.get(name) and has(starter.value)]
     auto = own[0] if own and not cluster.scheduler.outlives_shell else Starter.SSH

@@ -39,16 +39,6 @@ from clusterrun.shared.wording import nearest
 if TYPE_CHECKING:
     from clusterrun.config.document import Document
 
-_OF_A_JOB: Final = (
-    *("CLUSTERRUN_ATTEMPT", "CLUSTERRUN_GIVEN", "CLUSTERRUN_HOSTS_JOB_ID"),
-    *("CLUSTERRUN_LOCAL_JOB_ID", "CLUSTERRUN_FORWARDED"),
-)
-# Variables that are no settings, and those of clusterrun's own tests.
-_OTHERS: Final = (
-    *("CLUSTERRUN_SITE_CONFIG", "CLUSTERRUN_PROFILE", "CLUSTERRUN_LAST_JOB_ID"),
-    "CLUSTERRUN_BENCHMARKS_",
-    *("CLUSTERRUN_TEST_", "CLUSTERRUN_REQUIRE_", "CLUSTERRUN_CLUSTER_", "CLUSTERRUN_HOSTS_"),
-)
 Layer = Sequence[Setting]
 
 _NUMBERS: Final = (
@@ -65,6 +55,7 @@ _DISPLACES: Final[Mapping[str, tuple[str, ...]]] = {
     **{"samples": ("tokens",), "tokens": ("samples",)},
     **{"effective_batch": ("accumulation",), "accumulation": ("effective_batch",)},
     **{"hosts": ("hostfile",), "hostfile": ("hosts",)},
+    **{"cpus_per_task": ("cpus_per_gpu",), "cpus_per_gpu": ("cpus_per_task",)},
     "gpu": ("gpu_mem_bytes",),
 }
 # Neither NCCL nor torch reads them; users mean the process-group timeout.
@@ -131,7 +122,7 @@ def load_run_dir(*, environ: Mapping[str, str], cwd: Path) -> str:
 def adopt_spec(spec: JobSpec, *, cwd: Path) -> Resolved:
     """Check a spec made in Python, by the same rules as any other.
 
-    Raises UsageError for an invalid value, a secret, or several clusters.
+    Raises UsageError for an invalid value or a secret.
     """
     given = {
         field.name: Given(value=value, speaker="Python")
@@ -180,7 +171,6 @@ def resolve(
             f"argument {argument} looks like a secret: others can read it in ps and in the "
             "run directory; let the script read it from a variable listed in pass_env"
         )
-    refuse_several_clusters(merged)
     merged.complete(found.project_dir, cwd)
     warnings = [text for document in documents for text in document.warnings]
     return Resolved(
@@ -223,17 +213,17 @@ def environment_settings(environ: Mapping[str, str], anchor: Anchor) -> Iterator
 
 
 def unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield a warning for each variable that looks like a setting but is not.
+    """Yield a warning for each variable that looks like a setting of a section, or names a key.
 
-    In a job, only those of a section: the job has variables of its own.
+    In a job, which has variables of its own, only for those of a section.
     """
     sections = tuple(f"CLUSTERRUN_{section.upper()}_" for section in SECTIONS)
-    looks = ("CLUSTERRUN_",) if environ.keys().isdisjoint(_OF_A_JOB) else sections
-    for name in sorted(environ):
-        if name.startswith(looks) and name not in BY_ENV and not name.startswith(_OTHERS):
-            key = words().get(name.removeprefix("CLUSTERRUN_").lower())
-            near = BY_KEY[key].env if key else None
-            near = nearest(name, BY_ENV) if name.startswith(sections) else near
+    is_in_job = "CLUSTERRUN_ATTEMPT" in environ
+    for name in sorted(environ.keys() - BY_ENV.keys()):
+        first, _, word = name.partition("CLUSTERRUN_")
+        key = None if first or is_in_job else words().get(word.lower())
+        if key or name.startswith(sections):
+            near = BY_KEY[key].env if key else nearest(name, BY_ENV)
             hint = f"; use {near}" if near else ""
             yield f"{name} is set in your shell but is not a setting, so it is ignored{hint}"
 
@@ -432,19 +422,6 @@ def chosen_profile(
     if not name or name in names:
         return name or None
     hint = f"use one of: {', '.join(names)}"
-    if near := nearest(name, names):
-        hint = f"use '{near}'"
-    elif not names:
+    if not names:
         hint = "define it under 'profiles:' in clusterrun.yaml; no file defines a profile"
     raise located(UsageError(f"unknown profile '{name}'", hint=hint), where)
-
-
-def refuse_several_clusters(merged: Merged) -> None:
-    """Refuse sbatch's list of clusters: a job id is valid on one cluster only."""
-    names = [name for name in (merged.values.get("clusters") or "").split(",") if name]
-    if len(names) > 1:
-        error = UsageError(
-            f"slurm.clusters lists {len(names)} clusters: {', '.join(names)}",
-            hint=f"choose one, e.g. --set slurm.clusters={names[0]}",
-        )
-        raise located(error, merged.origins["slurm.clusters"].where)

@@ -49,7 +49,7 @@ run_dir | path | --run-dir | |
 hosts | texts HOST,... | --hosts | |
   run on these hosts, e.g. gpu1,user@gpu2:2222 or gpu[1-4] (ssh, allocation)
 hostfile | path FILE | --hostfile | |
-  read the hosts from a file: one on each line, as gpu1 or gpu1 slots=4
+  read the hosts from a file: one per line, as gpu1 or gpu1 slots=4
 wait_for_hosts = wait_for_hosts_s | duration | | |
   wait this long for a lost host to return; 0 stops the run at once  [default: 10m]
 hosts_dir | text DIR | | |
@@ -199,7 +199,7 @@ intra_node_bandwidth | real GB/s | --intra-node-bandwidth | |
   set the bandwidth between GPUs of a node (busbw of nccl-tests)  [default: by GPU]
 inter_node_bandwidth | real GB/s | --inter-node-bandwidth | |
   set the bandwidth of all network cards of a node, e.g. 400 for 8 x 400 Gb/s  [default: by GPU and
-  --network]
+  network.preset]
 mfu | real | --mfu | | set the share of peak FLOPS that a fully used GPU reaches  [default: 0.4]
 step_time = step_time_s | real | --step-time | |
   set the measured time of an optimizer step, e.g. 4.5s
@@ -398,13 +398,7 @@ _ALIASES: Final = {
     ),
     **dict.fromkeys(("precision", "dtype", "amp"), "launch.mixed_precision"),
     **{"memory": "slurm.mem", "walltime": "slurm.time", "features": "slurm.constraint"},
-    **dict.fromkeys(("tp", "tp_size"), "launch.tensor_parallel"),
-    **dict.fromkeys(("cp", "cp_size"), "launch.context_parallel"),
-    **dict.fromkeys(("sp", "sp_size", "ulysses"), "launch.sequence_parallel"),
-    **{"dp_shard_size": "launch.data_parallel_shard"},
-    **{"dp_replicate_size": "launch.data_parallel_replicate"},
     **{"distributed_type": "launch.strategy", "command": "script"},
-    **dict.fromkeys(("nodefile", "host_file", "machinefile"), "hostfile"),
 }
 
 

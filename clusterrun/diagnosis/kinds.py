@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from clusterrun.shared.wording import count
-
 INSTALLED: Final = re.compile(
     r"site-packages|dist-packages|/lib/python|<frozen|/clusterrun/rank/"
 )  # paths of code that is not the user's
@@ -73,44 +71,28 @@ class NoteSource(str, Enum):
     CGROUP = "cgroup"
     KERNEL = "kernel"
     NVML = "nvml"
-    PREFLIGHT = "preflight"
 
 
 @dataclass(frozen=True)
 class Memory:
-    """What a node's memory cgroup counted: OOM kills; its limit and peak in bytes, if known."""
+    """What a node's memory cgroup counted: OOM kills; its limit in bytes, if it has one."""
 
     kills: int
     limit: int | None = None
-    peak: int | None = None
 
     def __str__(self) -> str:
         killed = f"the OOM killer killed {self.kills} process{'' if self.kills == 1 else 'es'}"
-        sizes = {"the job may use {} on this node": self.limit, "its peak was {}": self.peak}
-        shown = [
-            text.format(f"{size / (1 << 30):.3g} GiB")
-            for text, size in sizes.items()
-            if size is not None
-        ]
-        return ", ".join([killed, *shown])
-
-
-@dataclass(frozen=True)
-class ChangedCheck:
-    """A check that found less before the ranks started than after the failure."""
-
-    id: str
-    before: str
-    now: str
-    text: str
+        if self.limit is None:
+            return killed
+        return f"{killed}, the job may use {self.limit / (1 << 30):.3g} GiB on this node"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Note:
-    """What a source on the node reports, about a rank or none.
+    """What a source on the node reports of a rank, or of none.
 
-    `memory` is what the cgroup counted, `change` a check that became worse, `held_gpu` a GPU (by
-    the ranks' number) whose memory was in use before the ranks started.
+    `memory` is what the cgroup counted, `held_gpu` a GPU (by the ranks' number) whose memory was in
+    use before the ranks started.
     """
 
     source: NoteSource
@@ -118,39 +100,7 @@ class Note:
     rank: int | None = None
     held_gpu: int | None = None
     memory: Memory | None = None
-    change: ChangedCheck | None = None
 
     def __str__(self) -> str:
         rank = "" if self.rank is None else f"[rank{self.rank}]: "
         return f"{self.source.value}: {rank}{self.text}"
-
-
-# Ranks that run but have not joined a process group
-
-HINT_UNJOINED = (
-    "wait if the script is still preparing its data; to train, it must call init_process_group() or"
-    " create an Accelerator()"
-)
-HINT_WAITING = (
-    "run 'clusterrun logs -a' to see what the ranks outside init_process_group() are doing"
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Unjoined:
-    """The number of ranks that run, and of those that wait in init_process_group()."""
-
-    running: int
-    waiting: int
-
-    def text(self, ranks: int) -> str:
-        """Return a sentence about a world of `ranks` ranks."""
-        waiting = f"; {self.waiting} in init_process_group()" if self.waiting else ""
-        some = f"{self.running} of {count(ranks, 'rank')}"
-        verb = "is" if self.running == 1 else "are"
-        return f"{some} {verb} running and none has joined a process group{waiting}"
-
-    @property
-    def hint(self) -> str:
-        """The next step for the user."""
-        return HINT_WAITING if self.waiting else HINT_UNJOINED

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -81,8 +80,6 @@ class _Process:
     is_ignored: bool = False
     was_ignored: bool = False
     others: int = 0  # lines since then that belong to no traceback
-    raised: int = 0  # the order of the last line of its last traceback
-    after: int = 0  # lines since then
     is_chained: bool = False  # the next traceback belongs to the last one
     is_original: bool = False  # this traceback: of another process, raised again by this one
     is_explained: bool = False  # a sign names a cause of this chain
@@ -138,7 +135,6 @@ class Scanner:
         if line.rank is not None and len(self.ranks) < _MOST_RANKS:
             self.ranks.add(line.rank)
         process = self._process_of(line.source)
-        process.after += 1
         process.recent = [*process.recent[1 - _AROUND :], line.text]
         self._settle(line.source, at_end=False)
         self.trainings[line.file].feed(line)
@@ -184,20 +180,10 @@ class Scanner:
             and (each.cause.lasting or not (each.is_after_end or self._is_passed(each)))
         ]
 
-    def is_last_words(self, finding: FoundSign) -> bool:
-        """Return whether a finding is in the traceback with which its process ended."""
-        process = self._processes.get(finding.line.source) or _Process()
-        is_of_last = finding.order == process.raised and process.after <= AFTER
-        return bool(finding.frames) and is_of_last
-
-    def leave_out(self, findings: Iterable[FoundSign]) -> None:
-        """Take findings for noise: they are no causes."""
-        left_out = set(findings)
-        for kept in self._found.values():
-            kept[:] = [
-                dataclasses.replace(each, role=Role.NOISE) if each in left_out else each
-                for each in kept
-            ]
+    def leave_out(self, name: str, role: Role) -> None:
+        """Forget what was found of a cause in a role."""
+        self.findings()  # what waits for its surroundings, too
+        self._found.pop((name, role), None)
 
     def _is_passed(self, finding: FoundSign) -> bool:
         """Return whether the training went on; Slurm lets it for a while, if it ends a job."""
@@ -299,8 +285,6 @@ class Scanner:
         if found and is_raised and not is_known and not _LOGGED.search(text[:40]):
             self._keep_uncaught(line, process, Role.ROOT)
         process.others += 1
-        if found:
-            process.raised, process.after = self.lines, 0
         if found or process.others > _MOST_BETWEEN:
             process.was_ignored = process.is_ignored
             process.in_traceback = process.is_ignored = False

@@ -13,7 +13,7 @@ from clusterrun.estimates import memory, speed, steps
 from clusterrun.estimates.gpus import Gpu
 from clusterrun.estimates.inputs import Fit, Setup, Term, total
 from clusterrun.estimates.speed import Cost, Duration, Links, Scaling, Speedup
-from clusterrun.estimates.steps import Loader, Preset, Rates
+from clusterrun.estimates.steps import Loader, Rates
 from clusterrun.launch.world_shape import World, check_sizes
 
 FITS_BELOW: Final = 0.80  # of the capacity; above it a training fits tightly
@@ -54,7 +54,6 @@ class Question:
     save_every: int | None = None
     keep: int = KEEP
     keep_best: int = 0
-    is_batch_chosen: bool = True
     limit_s: int | None = None
     disk_bytes: int | None = None
     prices: Mapping[str, float] = field(default_factory=dict)
@@ -161,7 +160,6 @@ class Estimate:
     time: Time | None
     speedup: Speedup | None
     loader: Loader
-    preset: Preset | None
     notes: tuple[str, ...] = field(default=())
 
     @property
@@ -222,7 +220,6 @@ def estimate(question: Question) -> Estimate:
         loader=steps.advice(
             question.cpus_per_rank or 0, question.host_bytes or 0, is_cpu=question.is_cpu
         ),
-        preset=_preset(question),
         notes=tuple(_notes(question, counted)),
     )
 
@@ -351,19 +348,14 @@ def _time(question: Question, counted: Steps) -> Time | None:
     )
 
 
-def _preset(question: Question) -> Preset | None:
-    """Return a preset that fits, if no batch was chosen and the device is known."""
-    if question.is_batch_chosen or (question.gpu_bytes is None and not question.is_cpu):
-        return None
-    chosen = steps.preset_for(0 if question.is_cpu else question.gpu_bytes or 0)
-    setup = replace(question.setup, micro_batch=chosen.micro_batch, grad_ckpt=chosen.grad_ckpt)
-    need = gpu_need(replace(question, setup=setup))
-    return None if need is not None and need.verdict is Fit.NO else chosen
-
-
 def _notes(question: Question, counted: Steps) -> Iterator[str]:
     setup, positions = question.setup, question.setup.model.positions
-    yield from (*_size_notes(setup), *_model_notes(setup))
+    if setup.parallel.model > 1:
+        yield (
+            "times leave out the traffic of tensor, context and sequence parallelism: measure a "
+            "step and pass --step-time"
+        )
+    yield from _model_notes(setup)
     if 0 < positions < setup.seq_len:
         yield (
             f"samples of {setup.seq_len:,} tokens are longer than the model's maximum of "
@@ -439,18 +431,3 @@ def wrong_sizes(setup: Setup) -> str:
                 f"launch.{name}_parallel {getattr(sizes, name)} requires"
             )
     return ""
-
-
-def _size_notes(setup: Setup) -> Iterator[str]:
-    """Yield notes on the meaning of the numbers and on what they leave out."""
-    sizes = setup.parallel
-    if sizes.tensor > 1:
-        yield (
-            f"P and U are a GPU's part with launch.tensor_parallel {sizes.tensor}: the matrices of "
-            "the blocks are divided, embeddings and norms are whole"
-        )
-    if sizes.model > 1:
-        yield (
-            "times leave out the traffic of tensor, context and sequence parallelism: measure a "
-            "step and pass --step-time"
-        )

@@ -15,7 +15,9 @@ from typing import Final
 from clusterrun.errors import UsageError
 
 MIB: Final = 1 << 20
-_NOISE: Final = re.compile(r"nvidia|tesla|geforce|quadro|rtx|amd|instinct|generation|[^a-z0-9]")
+_NOISE: Final = re.compile(
+    r"nvidia|tesla|geforce|quadro|rtx|amd|instinct|generation|sxm\d?|hbm3e?|[^a-z0-9]"
+)
 _SIZE: Final = re.compile(r"-[0-9]+G\Z")
 # GB/s of 16 lanes: 15.75 in PCIe 3, doubled by each generation since.
 _PCIE_GB: Final = {
@@ -29,14 +31,13 @@ _PCIE_GB: Final = {
 class Gpu:
     """One kind of card, or one device of a card that has two (MI250X).
 
-    `memory_bytes` is the total that NVML reports, or the nominal size if `memory` names it so. CUDA
-    offers a little less: 79.1 of 79.6 GiB on an H100. `tensor` and `fp32` are peaks in TFLOPS.
-    `bandwidth` is that of the memory in GB/s. `processors` counts the enabled multiprocessors
-    (NVIDIA) or compute units (AMD). Both are from the source of the `peak`, or from the white paper
-    of the architecture. `nvlink` is the sum of both directions in GB/s, as in data sheets; 0 if
-    cards connect over PCIe only. `fabric` is one GPU's share of the network cards of the usual
-    node, in Gb/s; 0: one 100 Gb/s card per node. AMD's compute capability is the one that torch
-    reports: gfx942 is (9, 4).
+    `memory_bytes` is the total that NVML reports; of the RTX 3080 with 12 GB and of AMD's cards the
+    nominal size. CUDA offers a little less: 79.1 of 79.6 GiB on an H100. `tensor` and `fp32` are
+    peaks in TFLOPS. `bandwidth` is that of the memory in GB/s. `processors` counts the enabled
+    multiprocessors (NVIDIA) or compute units (AMD). `nvlink` is the sum of both directions in GB/s,
+    as in data sheets; 0 if cards connect over PCIe only. `fabric` is one GPU's share of the network
+    cards of the usual node, in Gb/s; 0: one 100 Gb/s card per node. AMD's compute capability is the
+    one that torch reports: gfx942 is (9, 4).
     """
 
     name: str
@@ -47,9 +48,7 @@ class Gpu:
     fp32: float
     bandwidth: float
     processors: int
-    peak: str
     aliases: tuple[str, ...] = ()
-    memory: str = "nvidia-smi"
     nvlink: float = 0
     fabric: float = 0
 
@@ -76,78 +75,59 @@ def has_bf16(capability: tuple[int, int]) -> bool:
     return capability >= (8, 0)
 
 
-_GA102: Final = "NVIDIA Ampere GA102 white paper"
-_AD102: Final = "NVIDIA Ada GPU architecture white paper"
-
-# NVLink is from the card's data sheet. Network cards are those of the node that the card is sold
-# in: DGX-1 (4 x 100 Gb/s), DGX A100 (8 x 200), DGX H100, H200 and B200 and AMD's MI300X platform
-# (8 x 400), Alps (4 x 200 for 4 GH200), Frontier (4 x 200 for the 8 dies of 4 MI250X).
+# Peaks and NVLink are from the vendor's data sheet of the card; peaks of A40, A6000 and RTX cards
+# are from NVIDIA's white papers (GA102, Ada, Blackwell), or cores times clock. Network cards are
+# those of the node that the card is sold in: DGX-1 (4 x 100 Gb/s), DGX A100 (8 x 200), DGX H100,
+# H200 and B200 and AMD's MI300X platform (8 x 400), Alps (4 x 200 for 4 GH200), Frontier (4 x 200
+# for the 8 dies of 4 MI250X).
 
 ALL: Final = (
-    Gpu("P100-16G", "Pascal", (6, 0), 16280 * MIB, 18.7, 9.3, 732, 56,
-        "NVIDIA P100 data sheet, PCIe", ("p100", "p100-pcie-16gb", "p100-sxm2-16gb")),
-    Gpu("V100-16G", "Volta", (7, 0), 16160 * MIB, 125, 15.7, 900, 80,
-        "NVIDIA V100 data sheet, SXM2", ("v100-sxm2-16gb",), nvlink=300, fabric=50),
-    Gpu("V100-32G", "Volta", (7, 0), 32510 * MIB, 125, 15.7, 900, 80,
-        "NVIDIA V100 data sheet, SXM2", ("v100-sxm2-32gb", "v100-sxm3-32gb"),
-        nvlink=300, fabric=50),
-    Gpu("V100-PCIe-16G", "Volta", (7, 0), 16160 * MIB, 112, 14, 900, 80,
-        "NVIDIA V100 data sheet, PCIe", ("v100-pcie-16gb",)),
+    Gpu("P100-16G", "Pascal", (6, 0), 16280 * MIB, 18.7, 9.3, 732, 56, ("p100", "p100-pcie-16gb")),
+    Gpu("V100-16G", "Volta", (7, 0), 16160 * MIB, 125, 15.7, 900, 80, nvlink=300, fabric=50),
+    Gpu("V100-32G", "Volta", (7, 0), 32510 * MIB, 125, 15.7, 900, 80, nvlink=300, fabric=50),
+    Gpu("V100-PCIe-16G", "Volta", (7, 0), 16160 * MIB, 112, 14, 900, 80),
     Gpu("V100-PCIe-32G", "Volta", (7, 0), 32510 * MIB, 112, 14, 900, 80,
-        "NVIDIA V100 data sheet, PCIe", ("v100-pcie-32gb", "v100s-pcie-32gb")),
-    Gpu("T4", "Turing", (7, 5), 15360 * MIB, 65, 8.1, 300, 40, "NVIDIA T4 data sheet", ("t4-16g",)),
-    Gpu("A100-40G", "Ampere", (8, 0), 40960 * MIB, 312, 19.5, 1555, 108, "NVIDIA A100 data sheet",
-        ("a100-sxm4-40gb", "a100-sxm-40gb"), nvlink=600, fabric=200),
-    Gpu("A100-80G", "Ampere", (8, 0), 81920 * MIB, 312, 19.5, 2039, 108, "NVIDIA A100 data sheet",
-        ("a100-sxm4-80gb", "a100-sxm-80gb"), nvlink=600, fabric=200),
+        ("v100s-pcie-32gb",)),
+    Gpu("T4", "Turing", (7, 5), 15360 * MIB, 65, 8.1, 300, 40, ("t4-16g",)),
+    Gpu("A100-40G", "Ampere", (8, 0), 40960 * MIB, 312, 19.5, 1555, 108, nvlink=600, fabric=200),
+    Gpu("A100-80G", "Ampere", (8, 0), 81920 * MIB, 312, 19.5, 2039, 108, nvlink=600, fabric=200),
     Gpu("A100-PCIe-40G", "Ampere", (8, 0), 40960 * MIB, 312, 19.5, 1555, 108,
-        "NVIDIA A100 data sheet, PCIe", ("a100-pcie-40gb", "a100-40gb-pcie")),
+        ("a100-40gb-pcie",)),
     Gpu("A100-PCIe-80G", "Ampere", (8, 0), 81920 * MIB, 312, 19.5, 1935, 108,
-        "NVIDIA A100 data sheet, PCIe", ("a100-pcie-80gb", "a100-80gb-pcie")),
-    Gpu("A800-80G", "Ampere", (8, 0), 81920 * MIB, 312, 19.5, 2039, 108,
-        "NVIDIA A100 data sheet; NVLink of the A800", ("a800-sxm4-80gb", "a800"),
-        memory="as the A100's", nvlink=400, fabric=200),
-    Gpu("A10", "Ampere", (8, 6), 23028 * MIB, 125, 31.2, 600, 72, "NVIDIA A10 data sheet",
-        ("a10-24g",)),
-    Gpu("A40", "Ampere", (8, 6), 46068 * MIB, 149.7, 37.4, 696, 84, _GA102, ("a40-48g",)),
-    Gpu("RTX-A6000", "Ampere", (8, 6), 49140 * MIB, 154.8, 38.7, 768, 84, _GA102, ("a6000-48g",)),
-    Gpu("RTX-3080-10G", "Ampere", (8, 6), 10240 * MIB, 59.5, 29.8, 760, 68, _GA102),
-    Gpu("RTX-3080-12G", "Ampere", (8, 6), 12288 * MIB, 61.3, 30.6, 912, 70,
-        "8,960 cores at 1.71 GHz, as the 10 GB card in the GA102 white paper",
-        memory="nominal"),
-    Gpu("RTX-3090", "Ampere", (8, 6), 24576 * MIB, 71, 35.6, 936, 82, _GA102, ("rtx3090-24g",)),
-    Gpu("RTX-4070", "Ada", (8, 9), 12282 * MIB, 58.3, 29.1, 504, 46,
-        "5,888 cores at 2.475 GHz, as in the NVIDIA Ada white paper", ("rtx4070-12g",)),
-    Gpu("RTX-4080", "Ada", (8, 9), 16376 * MIB, 97.5, 48.7, 717, 76, _AD102, ("rtx4080-16g",)),
-    Gpu("RTX-4090", "Ada", (8, 9), 24564 * MIB, 165.2, 82.6, 1008, 128, _AD102, ("rtx4090-24g",)),
+        ("a100-80gb-pcie",)),
+    Gpu("A800-80G", "Ampere", (8, 0), 81920 * MIB, 312, 19.5, 2039, 108, ("a800",),
+        nvlink=400, fabric=200),
+    Gpu("A10", "Ampere", (8, 6), 23028 * MIB, 125, 31.2, 600, 72, ("a10-24g",)),
+    Gpu("A40", "Ampere", (8, 6), 46068 * MIB, 149.7, 37.4, 696, 84, ("a40-48g",)),
+    Gpu("RTX-A6000", "Ampere", (8, 6), 49140 * MIB, 154.8, 38.7, 768, 84, ("a6000-48g",)),
+    Gpu("RTX-3080-10G", "Ampere", (8, 6), 10240 * MIB, 59.5, 29.8, 760, 68),
+    Gpu("RTX-3080-12G", "Ampere", (8, 6), 12288 * MIB, 61.3, 30.6, 912, 70),
+    Gpu("RTX-3090", "Ampere", (8, 6), 24576 * MIB, 71, 35.6, 936, 82, ("rtx3090-24g",)),
+    Gpu("RTX-4070", "Ada", (8, 9), 12282 * MIB, 58.3, 29.1, 504, 46, ("rtx4070-12g",)),
+    Gpu("RTX-4080", "Ada", (8, 9), 16376 * MIB, 97.5, 48.7, 717, 76, ("rtx4080-16g",)),
+    Gpu("RTX-4090", "Ada", (8, 9), 24564 * MIB, 165.2, 82.6, 1008, 128, ("rtx4090-24g",)),
     Gpu("RTX-6000-Ada", "Ada", (8, 9), 49140 * MIB, 364.2, 91.1, 960, 142,
-        "NVIDIA RTX 6000 Ada data sheet", ("ada6000", "rtx6000ada-48g")),
-    Gpu("L4", "Ada", (8, 9), 23034 * MIB, 121, 30.3, 300, 58, "NVIDIA L4 data sheet", ("l4-24g",)),
-    Gpu("L40S", "Ada", (8, 9), 46068 * MIB, 362, 91.6, 864, 142, "NVIDIA L40S data sheet",
-        ("l40s-48g",)),
-    Gpu("H100-80G", "Hopper", (9, 0), 81559 * MIB, 989, 66.9, 3350, 132,
-        "NVIDIA H100 data sheet, SXM", ("h100-80gb-hbm3", "h100-sxm", "h100-sxm5",
-         "h100-sxm5-80gb", "h100-sxm-80gb"), nvlink=900, fabric=400),
-    Gpu("H800-80G", "Hopper", (9, 0), 81559 * MIB, 989, 66.9, 3350, 132,
-        "NVIDIA H100 data sheet, SXM; NVLink of the H800", ("h800",),
-        memory="as the H100's", nvlink=400, fabric=400),
+        ("ada6000", "rtx6000ada-48g")),
+    Gpu("L4", "Ada", (8, 9), 23034 * MIB, 121, 30.3, 300, 58, ("l4-24g",)),
+    Gpu("L40S", "Ada", (8, 9), 46068 * MIB, 362, 91.6, 864, 142, ("l40s-48g",)),
+    Gpu("H100-80G", "Hopper", (9, 0), 81559 * MIB, 989, 66.9, 3350, 132, nvlink=900, fabric=400),
+    Gpu("H800-80G", "Hopper", (9, 0), 81559 * MIB, 989, 66.9, 3350, 132, ("h800",),
+        nvlink=400, fabric=400),
     Gpu("H100-PCIe", "Hopper", (9, 0), 81559 * MIB, 756, 51.2, 2000, 114,
-        "NVIDIA H100 data sheet, PCIe", ("h100-pcie-80gb", "h100-80gb-pcie")),
+        ("h100-pcie-80gb", "h100-80gb-pcie")),
     Gpu("H100-NVL", "Hopper", (9, 0), 95830 * MIB, 835, 60, 3900, 132,
-        "NVIDIA H100 data sheet, NVL", ("h100-94g", "h100-nvl-94gb")),
-    Gpu("H200", "Hopper", (9, 0), 143771 * MIB, 989, 66.9, 4800, 132, "NVIDIA H200 data sheet",
-        ("h200-141g", "h200-sxm"), nvlink=900, fabric=400),
-    Gpu("GH200", "Hopper", (9, 0), 97871 * MIB, 989, 66.9, 4000, 132, "NVIDIA GH200 data sheet",
+        ("h100-94g", "h100-nvl-94gb")),
+    Gpu("H200", "Hopper", (9, 0), 143771 * MIB, 989, 66.9, 4800, 132, ("h200-141g",),
+        nvlink=900, fabric=400),
+    Gpu("GH200", "Hopper", (9, 0), 97871 * MIB, 989, 66.9, 4000, 132,
         ("gh200-96g", "gh200-480gb", "gh200-120gb"), nvlink=900, fabric=200),
-    Gpu("B200", "Blackwell", (10, 0), 183359 * MIB, 2250, 75, 8000, 148,
-        "NVIDIA HGX B200 data sheet", ("b200-180g",), nvlink=1800, fabric=400),
-    Gpu("RTX-5090", "Blackwell", (12, 0), 32607 * MIB, 209.5, 104.8, 1792, 170,
-        "NVIDIA RTX Blackwell white paper", ("rtx5090-32g",)),
-    Gpu("MI250X", "CDNA 2", (9, 0), 65536 * MIB, 191.5, 47.9, 1638, 110, "AMD MI250X data sheet",
-        ("mi250", "mi250x-64g"), memory="nominal, for one of its two dies; each is a device",
+    Gpu("B200", "Blackwell", (10, 0), 183359 * MIB, 2250, 75, 8000, 148, ("b200-180g",),
+        nvlink=1800, fabric=400),
+    Gpu("RTX-5090", "Blackwell", (12, 0), 32607 * MIB, 209.5, 104.8, 1792, 170, ("rtx5090-32g",)),
+    Gpu("MI250X", "CDNA 2", (9, 0), 65536 * MIB, 191.5, 47.9, 1638, 110, ("mi250", "mi250x-64g"),
         nvlink=800, fabric=100),
-    Gpu("MI300X", "CDNA 3", (9, 4), 196608 * MIB, 1307.4, 163.4, 5300, 304, "AMD MI300X data sheet",
-        ("mi300x-192g",), memory="nominal", nvlink=896, fabric=400),
+    Gpu("MI300X", "CDNA 3", (9, 4), 196608 * MIB, 1307.4, 163.4, 5300, 304, ("mi300x-192g",),
+        nvlink=896, fabric=400),
 )  # fmt: skip
 
 # A short name stands for its first card, the smallest: what fits it fits all.
@@ -160,7 +140,7 @@ SHORT: Final = {
 
 
 def _key(text: str) -> str:
-    """Reduce a name to what distinguishes cards: "NVIDIA H100 80GB HBM3" is h10080ghbm3."""
+    """Reduce a name to what distinguishes cards: "NVIDIA H100 80GB HBM3" is h10080g."""
     return re.sub(r"gi?b", "g", _NOISE.sub("", text.lower()))
 
 

@@ -22,7 +22,6 @@ class Model:
     those of all blocks without experts. `head_dim` is 0 if the heads share the hidden size.
     `head_norm`: queries and keys have norms (as in Qwen 3). `gated`: the feed-forward network has a
     gate (as in Llama, not GPT-2). `family` is the `model_type` of a config, "" without one.
-    `source` is the origin of the facts.
 
     `active_params` are the parameters that a token uses if the model has experts, else 0. In a
     block a token uses `experts_met` experts, each `expert_ffn` wide; `ffn` is the width of
@@ -52,7 +51,6 @@ class Model:
     linear_params: int = 0
     positions: int = 0
     is_text: bool = True
-    source: str = ""
 
     @property
     def has_shape(self) -> bool:

@@ -81,29 +81,6 @@ def cpu_terms(setup: Setup) -> tuple[Term, ...]:
     )
 
 
-def symbols_of(setup: Setup) -> dict[str, tuple[str, float]]:
-    """Return the symbols in formulas, each with its meaning and value for the part of one GPU."""
-    setup = setup.of_gpu
-    model = setup.model
-    return {
-        "P": ("parameters", model.params),
-        "P_t": ("trained parameters", setup.trained),
-        "P_4": ("parameters in 4 bits", model.linear_params),
-        "U": ("parameters of one block", model.block),
-        "E": ("parameters outside the blocks", model.params - model.layers * model.block),
-        "L_max": ("parameters of the largest layer", model.largest_layer),
-        "n": ("ranks of a node", setup.procs_per_node),
-        "M": ("nodes", setup.nodes),
-        "s": ("tokens of a sample", setup.seq_len),
-        "b": ("samples per rank and pass (micro-batch)", setup.micro_batch),
-        "h": ("hidden size", model.hidden),
-        "q": ("width of all heads", model.query_width),
-        "f": ("feed-forward size / h", model.ffn / max(1, model.hidden)),
-        "L": ("layers", model.layers),
-        "V": ("vocabulary", model.vocab),
-    }
-
-
 def host_terms(setup: Setup) -> tuple[Term, ...]:
     """Return what a node's host memory holds, at the start or later, whichever is more.
 

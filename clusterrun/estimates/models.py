@@ -33,15 +33,9 @@ def from_numbers(given: Model) -> Model:
             f"the size of the model is unknown: {', '.join(missing)} missing",
             hint="add them, or pass --params 8e9",
         )
-    hidden, heads, kv_heads = given.hidden, given.heads, given.kv_heads or given.heads
-    if heads and (hidden % heads or heads % kv_heads):
-        raise UsageError(
-            f"--hidden {hidden}, --heads {heads} and --kv-heads {kv_heads} do not fit together",
-            hint="choose --heads that divide --hidden, and --kv-heads that divide --heads",
-        )
-    source = "numbers given" if given.params else "counted from the shape, like Llama"
-    shape = replace(given, kv_heads=kv_heads, source=source)
-    return _shaped(shape) if hidden and shape.layers and heads and shape.ffn else shape
+    shape = replace(given, kv_heads=given.kv_heads or given.heads)
+    is_known = shape.hidden and shape.layers and shape.heads and shape.ffn
+    return _shaped(shape) if is_known else shape
 
 
 def _shaped(shape: Model) -> Model:
@@ -54,7 +48,7 @@ def _shaped(shape: Model) -> Model:
         raise UsageError(
             f"{layers} layers of --hidden {hidden} and --ffn {ffn} have more than the "
             f"{params} parameters of --params",
-            hint="leave out --params, or the shape",
+            hint="leave out --params, or --hidden, --layers, --heads and --ffn",
         )
     words = shape.vocab * hidden
     return replace(
@@ -69,8 +63,7 @@ def _shaped(shape: Model) -> Model:
 
 _TABLE: Final[Mapping[str, Any]] = assets.read_json("estimates/models.json")["models"]
 BUILT_IN: Final[Mapping[str, Model]] = {
-    name: decoded(Model, {"name": name, **entry["shape"], "source": "built in"})
-    for name, entry in _TABLE.items()
+    name: decoded(Model, {"name": name, **entry["shape"]}) for name, entry in _TABLE.items()
 }
 # Endings of repository names that change no shape: of fine-tuned models, and of storage formats.
 _VARIANT = re.compile(r"(-(hf|chat|instruct|it|pt|base|thinking|reasoning|fp8|bf16|2507))+$")

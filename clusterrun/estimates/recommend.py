@@ -50,11 +50,7 @@ def recommend(
     Choices that fit tightly come last. Raises UsageError if the batch can't be divided or the
     memory or speed of the GPUs is unknown.
     """
-    if question.is_cpu:
-        raise UsageError(
-            "only ways to train on GPUs are compared, and this training runs on CPUs",
-            hint="request GPUs (--gpus-per-node), or choose a strategy and a micro-batch yourself",
-        )
+    _refuse_cpu(question)
     if question.gpu is None or question.gpu_bytes is None:
         raise UsageError(
             "a recommendation needs the memory and the speed of the GPU",
@@ -68,6 +64,12 @@ def recommend(
     setups = _setups(question, effective)
     tried = [_judged(question, x) for x in setups if strategy in (None, x.strategy)]
     return [*_fastest_first(tried, Fit.FITS), *_fastest_first(tried, Fit.TIGHT)]
+
+
+def _refuse_cpu(question: Question) -> None:
+    if question.is_cpu:
+        text = "this training runs on CPUs, and only GPUs are compared"
+        raise UsageError(text, hint="request GPUs (--gpus-per-node)")
 
 
 def _fastest_first(tried: list[Choice], verdict: Fit) -> list[Choice]:
@@ -145,11 +147,7 @@ def neighbours(question: Question, what: str) -> list[Question]:
     For "gpu" these are all other cards, the fastest first; on CPUs it raises UsageError.
     """
     if what == "gpu":
-        if question.is_cpu:
-            raise UsageError(
-                "this training runs on CPUs, and only GPUs are compared",
-                hint="request GPUs (--gpus-per-node)",
-            )
+        _refuse_cpu(question)
         others = [gpu for gpu in gpus.ALL if question.gpu is None or gpu.name != question.gpu.name]
         found = []
         for gpu in others:  # in fp16 if the card lacks the precision

@@ -1,4 +1,4 @@
-"""What a script has to know: the rate of a batch, smaller passes, settings to start with."""
+"""What a script has to know: the rate of a batch, smaller passes, its data loader."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from clusterrun.config.choices import MixedPrecision, Optimizer
+from clusterrun.config.choices import Optimizer
 from clusterrun.estimates.inputs import GIB
 from clusterrun.shared.wording import count
 
@@ -70,41 +70,6 @@ def _notes(ratio: float, largest: int, optimizer: Optimizer) -> list[str]:
     if optimizer in (Optimizer.ADAMW, Optimizer.ADAM8BIT):
         notes.append(f"for the Adam family, theory suggests the square root ({SQRT_SOURCE})")
     return notes
-
-
-# Settings to start from, by the class of the device: rules of thumb, not measured.
-
-LARGE_GPU_BYTES: Final = 20 * GIB
-BATCH: Final = 64  # of all presets on one device, so they can share a learning rate
-
-
-@dataclass(frozen=True, kw_only=True)
-class Preset:
-    """Settings to start a training with."""
-
-    name: str
-    micro_batch: int
-    accumulation: int
-    precision: MixedPrecision
-    grad_ckpt: bool
-
-
-def preset_for(gpu_bytes: int) -> Preset:
-    """Choose by the memory of a GPU (0: none); GPUs of up to 20 GiB get small-gpu.
-
-    >>> preset_for(80 * GIB).name
-    'large-gpu'
-    """
-    large, small = ("large-gpu", 8), ("small-gpu", 2)
-    of_gpu = large if gpu_bytes > LARGE_GPU_BYTES else small
-    name, micro_batch = of_gpu if gpu_bytes else ("cpu", 4)
-    return Preset(
-        name=name,
-        micro_batch=micro_batch,
-        accumulation=BATCH // micro_batch,
-        precision=MixedPrecision.AUTO if gpu_bytes else MixedPrecision.NO,
-        grad_ckpt=name == "small-gpu",
-    )
 
 
 MAX_WORKERS: Final = 4

@@ -5,7 +5,6 @@ A check that is late is left behind. What nodes have in common is shown once, an
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import threading
 import time
@@ -16,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from clusterrun.errors import ClusterrunError, describe, shortened
-from clusterrun.shared.finding import BAD, Finding, Severity, fail, note, ok, skip
+from clusterrun.shared.finding import BAD, Finding, Severity, bad, ok, skip
 from clusterrun.shared.hostlist import fold_hosts, named
 from clusterrun.shared.wording import count
 
@@ -93,7 +92,6 @@ HINTS: Final = {
     "versions": "install the environment on a file system that all nodes share, or in an image",
     "system": "tell the administrator; leave the node out with --exclude if a job fails on it",
     "hardware": "request equal nodes with --constraint, or leave the others out with --exclude",
-    "limits": "tell the administrator; Slurm passes on the limits of your shell",
     "network": "tell the administrator; compare with: ip -brief link",
     "gpu": "request equal nodes with --constraint, or leave the others out with --exclude",
 }
@@ -118,8 +116,7 @@ def differences(facts: Mapping[str, Mapping[str, str]]) -> list[Finding]:
     """
     names = {name for found in facts.values() for name in found}
     groups = {name.partition(".")[0] for name in names}
-    ordered = [each for each in HINTS if each in groups] + sorted(groups - HINTS.keys())
-    return [_compared(group, facts, sorted(names)) for group in ordered]
+    return [_compared(group, facts, sorted(names)) for group in HINTS if group in groups]
 
 
 def _compared(group: str, facts: Mapping[str, Mapping[str, str]], names: Sequence[str]) -> Finding:
@@ -131,7 +128,6 @@ def _compared(group: str, facts: Mapping[str, Mapping[str, str]], names: Sequenc
     if not differing:
         values = [f"{fact} {next(iter(holders))}" for fact, holders in by_fact.items()]
         return ok(name, f"{count(len(facts), 'node')} agree: {some(values, 3)}")
-    hint = HINTS.get(group, HINTS["system"])
     broken = []
     for fact, holders in differing.items():
         parts = MUST_AGREE.get(fact, 0)
@@ -139,7 +135,7 @@ def _compared(group: str, facts: Mapping[str, Mapping[str, str]], names: Sequenc
             broken.append(fact)
     ordered = sorted(differing, key=lambda fact: fact not in broken)
     text = some([f"{fact}: {values_text(differing[fact])}" for fact in ordered])
-    return fail(name, text, hint) if broken else note(name, text, hint)
+    return bad(name, text, HINTS[group], is_sure=bool(broken))
 
 
 def some(texts: Sequence[str], most: int = _MOST_FACTS) -> str:
@@ -185,13 +181,6 @@ def findings(checks: Mapping[str, Sequence[Finding]]) -> list[Finding]:
     """Merge the notes and failures of nodes, failures first; leave out what is beyond a few."""
     found = [each for each in merged(checks) if each.severity in BAD]
     return sorted(found, key=lambda each: BAD.index(each.severity))[:MOST]
-
-
-def differing(facts: Mapping[str, Mapping[str, str]]) -> list[Finding]:
-    """Return what differs between the nodes whose facts are known."""
-    known = {node: found for node, found in facts.items() if found}
-    bad = [each for each in differences(known) if each.severity in BAD]
-    return [dataclasses.replace(each, nodes=tuple(known)) for each in bad]
 
 
 def merged(checks: Mapping[str, Sequence[Finding]]) -> list[Finding]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Final, NamedTuple
 
 import psutil
@@ -26,7 +24,6 @@ from clusterrun.shared.wording import count
 ANSWER_S: Final = 1.2  # before the launch, which must not wait for longer
 LONG_S: Final = 3.0  # a driver that needs longer is broken; without persistence mode it is slow
 _REST_S: Final = 0.1
-_WORDS: Final[Mapping[bool | None, str]] = {True: "on", False: "off"}
 HELD: Final = 0.2  # of a GPU's memory: with so much in use, ranks run out of it
 FEW_BYTES: Final = 512 << 20  # in use without a job
 _SLOWDOWNS: Final = {  # nvmlClocksEventReasons; idle GPUs and software's power cap are normal
@@ -35,7 +32,7 @@ _SLOWDOWNS: Final = {  # nvmlClocksEventReasons; idle GPUs and software's power 
     0x08: "slowed down by the hardware",
 }
 # nvmlDeviceGpuRecoveryAction: until this is done, a GPU does not work, or not fully.
-_NEEDED: Final = {1: "a reset", 2: "a reboot of its node", 6: "a reset", 7: "a reboot of its node"}
+NEEDED: Final = {1: "a reset", 2: "a reboot of its node", 6: "a reset", 7: "a reboot of its node"}
 _WANTED: Final = {
     3: "its peer-to-peer traffic to be drained",
     4: "a reset when its jobs have ended",
@@ -54,7 +51,7 @@ class Answer:
     """
 
     gpus: Sequence[NvmlGpu] = ()
-    system: Mapping[str, str] = field(default_factory=dict)
+    driver: str = ""
     absent: str = ""
     problem: str = ""
     is_late: bool = False
@@ -112,7 +109,7 @@ def read(done: shell.Completed, within_s: float) -> Answer:
         problem = f"asking NVIDIA's driver for {asks} failed: {words[-1] if words else done.rc}"
     return Answer(
         gpus=[NvmlGpu(**step[nvml.GPU]) for step in steps if nvml.GPU in step],
-        system=known.get(nvml.SYSTEM, {}),
+        driver=known.get(nvml.DRIVER, ""),
         absent=absent,
         problem=problem,
         is_late=is_late,
@@ -133,21 +130,12 @@ def gpu_facts(asked: GpuAnswer) -> dict[str, str]:
     except UnknownError:
         return {}
     kinds = Counter(f"{gpu.model}, {gib(gpu.total)}" for gpu in gpus if gpu.model and gpu.total)
-    modes = {
-        "gpus": [f"{number} x {kind}" for kind, number in sorted(kinds.items())],
-        "ecc": _alike(_WORDS.get(gpu.has_ecc) for gpu in gpus),
-        "mig": _alike(_WORDS.get(gpu.has_mig) for gpu in gpus),
-        "persistence mode": _alike(_WORDS.get(gpu.is_persistent) for gpu in gpus),
-        "nvlinks": _alike(
-            f"{sum(gpu.links)} of {len(gpu.links)} active" for gpu in gpus if gpu.links
-        ),
+    links = {f"{sum(gpu.links)} of {len(gpu.links)} active" for gpu in gpus if gpu.links}
+    return {
+        "driver": asked.asked.driver,
+        "gpus": ", ".join(f"{number} x {kind}" for kind, number in sorted(kinds.items())),
+        "nvlinks": ", ".join(sorted(links)),
     }
-    facts = {name: ", ".join(values) for name, values in modes.items() if values}
-    return {**asked.asked.system, **facts}
-
-
-def _alike(values: Iterable[str | None]) -> list[str]:
-    return sorted({value for value in values if value})
 
 
 # The checks
@@ -221,7 +209,7 @@ def _wear(gpu: NvmlGpu) -> list[_Flaw]:
     remapping (64). After a remapping (63) a job can run: the reset is due when it has ended.
     """
     errors = count(gpu.errors or 0, "uncorrected ECC error")
-    is_lasting = gpu.is_worn is None or gpu.recovery in _NEEDED
+    is_lasting = gpu.is_worn is None or gpu.recovery in NEEDED
     return [
         *([("remapping a row of its memory failed", True)] if gpu.is_worn else []),
         *([(f"{errors} since its last reset", is_lasting)] if gpu.errors else []),
@@ -236,7 +224,7 @@ def _slowdowns(gpu: NvmlGpu) -> list[_Flaw]:
 
 def _wishes(gpu: NvmlGpu) -> list[_Flaw]:
     """Return whether the driver asks for a reset of a GPU, or a reboot of its node."""
-    needed, wanted = _NEEDED.get(gpu.recovery or 0), _WANTED.get(gpu.recovery or 0)
+    needed, wanted = NEEDED.get(gpu.recovery or 0), _WANTED.get(gpu.recovery or 0)
     text = f"the driver asks for {needed or wanted}"
     return [(text, bool(needed))] if needed or wanted else []
 
@@ -282,7 +270,7 @@ def foreign(asked: GpuAnswer) -> Finding:
 def _users(gpu: NvmlGpu, own: Collection[int]) -> list[_Flaw]:
     pids = set(gpu.pids or ())
     others = ", ".join(
-        name for name in map(_process, sorted(pids.difference(own))) if _MPS not in name
+        name for name in map(described, sorted(pids.difference(own))) if _MPS not in name
     )
     used, total = gpu.used or 0, gpu.total or 0
     if used <= FEW_BYTES or pids.intersection(own):
@@ -291,11 +279,10 @@ def _users(gpu: NvmlGpu, own: Collection[int]) -> list[_Flaw]:
     return [(f"{gib(used)} of {gib(total)} in use, by {by}", used > HELD * total)]
 
 
-def _process(pid: int) -> str:
+def described(pid: int) -> str:
     """Describe a process of this machine; a container may not show it."""
-    place = Path(f"/proc/{pid}")
     try:
-        own = ", yours" if place.stat().st_uid == os.getuid() else ""
-        return f"process {pid} ({(place / 'comm').read_text().strip()}{own})"
-    except OSError:
+        process = psutil.Process(pid)
+        return f"process {pid} ({process.name()} of {process.username()})"
+    except psutil.Error:
         return f"process {pid} (not visible here)"

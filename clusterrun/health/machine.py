@@ -1,18 +1,16 @@
-"""A machine's memory, limits, name and interfaces, and what its cgroup counts."""
+"""A machine's memory, limits and interfaces, and what its cgroup counts."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import re
 import resource
-import socket
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Final, NamedTuple
+from typing import Final
 
 import psutil
 
@@ -25,8 +23,8 @@ ROOT, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 NO_LIMIT = 1 << 60  # cgroup v1 has a number close to 2**63 instead
 _NONE: Final = (None, Path("/"))
 SHM: Final = Path("/dev/shm")
-NETWORK, INFINIBAND = Path("/sys/class/net"), Path("/sys/class/infiniband")
-MOST_CARDS: Final = 6  # interfaces that are named
+INFINIBAND: Final = Path("/sys/class/infiniband")
+UNLIMITED: Final = "unlimited"
 SHM_BYTES: Final = 1 << 30
 LEAST_SHM_BYTES: Final = 64 << 20  # the default of Docker
 LEAST_FILES: Final = 4096
@@ -34,19 +32,12 @@ FILES_OF_RANK: Final = 512  # a rank with a few loader workers
 FEWEST_FILES: Final = 16  # an agent without ranks
 BYTES_OF_RANK: Final = 1 << 30
 LEAST_BYTES_OF_RANK: Final = 144 << 20  # a process that has imported torch, and nothing else
-_ETHERNET: Final = "1"  # IP over InfiniBand is counted at its ports
-_WORD_BYTES: Final = 4  # which a port counts
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 EVERY_NODE: Final = ("torch", "accelerate")  # an attempt does not start if they differ
 PACKAGES: Final = (*EVERY_NODE, "deepspeed", "transformers", "clusterrun")
 NCCL: Final = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
 CPU: Final = Path("/proc/cpuinfo")
 _START: Final = 4096  # bytes: the first CPU; the kernel needs milliseconds for hundreds
-_LIMITS: Final = {
-    "open files": resource.RLIMIT_NOFILE,
-    "locked memory": resource.RLIMIT_MEMLOCK,
-    "processes": resource.RLIMIT_NPROC,
-}
 # Interfaces of containers and virtual machines: their names are random.
 _INNER: Final = re.compile(r"lo$|veth|docker|br-|virbr|cali|cni|flannel|tun|tap|dummy|ifb|sit|ip6")
 
@@ -98,44 +89,36 @@ def open_files(ranks: int, of_head: int) -> Finding:
 
     `of_head` is what connections take on the first node, 0 on others.
     """
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    name, hard = "node.files", resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     certain = max(FEWEST_FILES + ranks, of_head)
     needed = max(LEAST_FILES, ranks * FILES_OF_RANK, of_head + SPARE)
-    return _limit("node.files", (hard, hard), needed, "open files", "n", certain=certain)
+    text = f"{number(hard)} open files are allowed"
+    if hard == resource.RLIM_INFINITY or hard >= needed:
+        return ok(name, text)
+    is_sure = hard < certain
+    text = f"only {text}; {f'{certain} are needed' if is_sure else f'{needed} are recommended'}"
+    hint = "ask the administrator to raise the hard limit (ulimit -H -n)"
+    return bad(name, text, hint, is_sure=is_sure)
 
 
 def memlock() -> Finding:
     """Look at the limit of locked memory, which InfiniBand needs."""
+    name = "node.memlock"
     if not (INFINIBAND.is_dir() and any(INFINIBAND.iterdir())):
-        return skip("node.memlock", "this machine has no InfiniBand device")
-    limits, unlimited = resource.getrlimit(resource.RLIMIT_MEMLOCK), resource.RLIM_INFINITY
-    return _limit("node.memlock", limits, unlimited, "bytes of locked memory", "l")
-
-
-def _limit(
-    name: str, limits: tuple[int, int], needed: int, what: str, letter: str, *, certain: int = 0
-) -> Finding:
-    """Judge a limit, soft and hard: below `certain` the job fails."""
-    soft, hard = limits
-    if _at_least(soft, needed):
-        return ok(name, f"{number(soft)} {what} are allowed")
-    is_enough = _at_least(soft, certain)
-    text = f"only {soft} {what} are allowed; "
-    text += f"{number(needed)} are recommended" if is_enough else f"{certain} are needed"
-    hint = f"ask the administrator to raise the hard limit (ulimit -H -{letter})"
-    if _at_least(hard, needed):
-        hint = f"run in the shell that submits: ulimit -{letter} {number(needed)}"
-    return bad(name, text, hint, is_sure=not is_enough)
-
-
-def _at_least(limit: int, needed: int) -> bool:
-    unlimited = resource.RLIM_INFINITY
-    return limit == unlimited or (needed != unlimited and limit >= needed)
+        return skip(name, "this machine has no InfiniBand device")
+    soft, hard = map(number, resource.getrlimit(resource.RLIMIT_MEMLOCK))
+    text = f"{soft} bytes of locked memory are allowed"
+    if soft == UNLIMITED:
+        return ok(name, text)
+    hint = "ask the administrator to raise the hard limit (ulimit -H -l)"
+    if hard == UNLIMITED:
+        hint = f"run in the shell that submits: ulimit -l {UNLIMITED}"
+    return note(name, f"only {text}; {UNLIMITED} are recommended", hint)
 
 
 def number(limit: int) -> str:
     """Write a limit of a process."""
-    return "unlimited" if limit == resource.RLIM_INFINITY else str(limit)
+    return UNLIMITED if limit == resource.RLIM_INFINITY else str(limit)
 
 
 def gib(size: int) -> str:
@@ -149,93 +132,11 @@ def gib(size: int) -> str:
     return f"{size >> 20} MiB" if size < 1 << 29 else f"{size / (1 << 30):.1f} GiB"
 
 
-# The network
-
-
-def own_name() -> Finding:
-    """Resolve the name of this machine."""
-    name, host = "net.name", socket.gethostname()
-    try:
-        address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0]
-    except OSError as error:
-        text = f"the name of this machine, {host}, does not resolve: {error.strerror}"
-        return note(name, text, f"add it to /etc/hosts: 127.0.1.1 {host}")
-    return ok(name, f"{host} is {address}")
-
-
-def interface(machines: int) -> Finding:
-    """Look for an interface other than loopback that is up, and for ports that are down.
-
-    A job of several machines needs one.
-    """
-    name, cards = "net.interface", psutil.net_if_stats()
-    found = sorted(card for card, stats in cards.items() if stats.isup and card != "lo")
-    ports = infiniband()
-    active = [port for port, state in ports.items() if state == "ACTIVE"]
-    if not found:
-        text = "no interface but loopback is up"
-        return bad(name, text, "list the interfaces: ip -brief link", is_sure=machines > 1)
-    more = [f"{len(found) - MOST_CARDS} more"] if len(found) > MOST_CARDS else []
-    text = f"up: {', '.join([*found[:MOST_CARDS], *more, *active])}"
-    if active and (
-        down := [f"{port} is {state}" for port, state in ports.items() if port not in active]
-    ):
-        return note(name, f"{text}; {', '.join(down)}", "look at the ports with: ibstat")
-    return ok(name, text)
-
-
-def infiniband() -> dict[str, str]:
-    """Return the state of each port of InfiniBand: {"mlx5_0/1": "ACTIVE"}."""
-    files = sorted(INFINIBAND.glob("*/ports/*/state"))
-    texts = {f"{file.parts[-4]}/{file.parts[-2]}": text_of(file) for file in files}
-    return {port: text.rpartition(":")[2].strip() for port, text in texts.items() if text}
-
-
 def text_of(path: Path) -> str:
     """Return the text of a small file of the kernel; "" if it can't be read."""
     with contextlib.suppress(OSError):
         return path.read_text(encoding="utf-8", errors="replace").strip()
     return ""
-
-
-# What it does now
-
-
-def counts() -> dict[str, float]:
-    """Return counters that only grow: seconds of `cpu` time of the job's cgroup, and bytes.
-
-    CPU time is that of the machine if the cgroup does not count it, as are all bytes.
-    """
-    spent, disks = cpu_seconds(), None
-    with contextlib.suppress(Exception):  # psutil raises what the machine's files make it raise
-        disks = psutil.disk_io_counters()
-    of_disks = {"disk_read": disks.read_bytes, "disk_written": disks.write_bytes} if disks else {}
-    if spent is None:
-        cpu = psutil.cpu_times()
-        spent = float(cpu.user + cpu.nice + cpu.system + cpu.irq + cpu.softirq)
-    return {"cpu": spent, **of_disks, **_network_bytes()}
-
-
-def _network_bytes() -> dict[str, int]:
-    """Return the bytes of the network cards; RDMA passes by their interfaces."""
-    names = [card for card in NETWORK.glob("*") if card.name != "lo"]
-    cards = [card for card in names if (card / "device").exists()] or names
-    cards = [card / "statistics" for card in cards if text_of(card / "type") == _ETHERNET]
-    ports = [path / "counters" for path in INFINIBAND.glob("*/ports/*")]
-    return {
-        "received": _sum(cards, "rx_bytes") + _WORD_BYTES * _sum(ports, "port_rcv_data"),
-        "sent": _sum(cards, "tx_bytes") + _WORD_BYTES * _sum(ports, "port_xmit_data"),
-    }
-
-
-def _sum(places: Iterable[Path], name: str) -> int:
-    return sum(int(text) for place in places if (text := text_of(place / name)).isdigit())
-
-
-def own_memory(pids: Iterable[int]) -> int:
-    """Return the memory that processes hold and share with no file and no other program."""
-    found = (text_of(Path(f"/proc/{pid}/statm")).split() for pid in pids)
-    return sum((int(row[1]) - int(row[2])) * _PAGE_BYTES for row in found if len(row) > 2)
 
 
 # What should be equal on all nodes of a job
@@ -247,12 +148,11 @@ def facts(gpus: Mapping[str, str] | None = None) -> dict[str, str]:
     `gpus` are facts of the GPUs, by name.
     """
     found = {
-        "versions.python": platform.python_version(),
+        "versions.python": sys.version.split()[0],
         **{f"versions.{name}": value for name, value in packages().items()},
         "versions.NCCL": next(filter(None, map(installed_version, NCCL)), ""),
-        **{f"system.{name}": value for name, value in _system()},
+        "system.kernel": os.uname().release,
         **{f"hardware.{name}": value for name, value in _hardware()},
-        **{f"limits.{x}": number(resource.getrlimit(y)[0]) for x, y in _LIMITS.items()},
         **{f"network.{name}": value for name, value in _network()},
         **{f"gpu.{name}": value for name, value in (gpus or {}).items()},
     }
@@ -270,23 +170,12 @@ def packages(names: Sequence[str] = PACKAGES) -> dict[str, str]:
     return {name: version for name, version in found.items() if version}
 
 
-def _system() -> Iterator[tuple[str, str]]:
-    yield "kernel", os.uname().release
-    with contextlib.suppress(OSError):
-        yield "OS", platform.freedesktop_os_release().get("PRETTY_NAME", "")
-    with contextlib.suppress(OSError, ValueError):
-        yield "libc", os.confstr("CS_GNU_LIBC_VERSION") or ""
-
-
 def _hardware() -> Iterator[tuple[str, str]]:
     with contextlib.suppress(OSError), CPU.open(errors="replace") as file:
         name = re.search(r"^(?:model name|cpu)\s*:\s*(.*)$", file.read(_START), re.MULTILINE)
-        yield "CPU", name[1] if name else platform.machine()
+        yield "CPU", name[1] if name else os.uname().machine
     yield "usable CPUs", str(len(os.sched_getaffinity(0)))
     yield "memory", gib(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    with contextlib.suppress(OSError):
-        found = os.statvfs(SHM)
-        yield str(SHM), gib(found.f_blocks * found.f_frsize)
 
 
 def _network() -> Iterator[tuple[str, str]]:
@@ -294,22 +183,12 @@ def _network() -> Iterator[tuple[str, str]]:
         if not _INNER.match(name):
             speed = f"{found.speed} Mb/s, " if found.speed else ""
             yield name, f"{'up' if found.isup else 'down'}, {speed}MTU {found.mtu}"
-    for name, state in infiniband().items():
-        device, _, port = name.partition("/")
-        place = INFINIBAND / device
-        yield f"{device} firmware", text_of(place / "fw_ver")
-        yield name, f"{state}, {text_of(place / 'ports' / port / 'rate')}"
+    for port in sorted(INFINIBAND.glob("*/ports/*")):
+        state = text_of(port / "state").rpartition(":")[2].strip()
+        yield f"{port.parts[-3]}/{port.name}", f"{state}, {text_of(port / 'rate')}"
 
 
-# What the cgroups of this process count: OOM kills, memory, its limit and peak, CPU time
-
-
-class MemoryUse(NamedTuple):
-    """Bytes of memory: in use, the limit, and page cache, which the kernel can take back."""
-
-    used: int
-    limit: int
-    cache: int
+# What the cgroups of this process count: OOM kills, memory and its limit, CPU time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -318,7 +197,6 @@ class MemoryGroup:
 
     levels: tuple[Path, ...]
     is_v1: bool = False
-    job: str = ""  # the path of the job's cgroup, as the kernel prints it; "" outside Slurm
 
     @classmethod
     def own(cls, text: str, root: Path = ROOT, controller: str = "memory") -> MemoryGroup:
@@ -332,8 +210,7 @@ class MemoryGroup:
             return cls(levels=())
         step = next((n for n, part in enumerate(parts) if part.startswith("step_")), len(parts))
         levels = [base.joinpath(*parts[:n]) for n in range(len(parts), step - 1, -1) if n]
-        job = f"/{'/'.join(parts[:step])}" if 0 < step < len(parts) else ""
-        return cls(levels=tuple(levels) or (base,), is_v1=v1 is not None, job=job)
+        return cls(levels=tuple(levels) or (base,), is_v1=v1 is not None)
 
     def kills(self) -> tuple[int | None, ...]:
         """Return each level's count of OOM kills; None if it cannot be read."""
@@ -346,29 +223,27 @@ class MemoryGroup:
         places = {up for level in self.levels for up in (level, *level.parents)}
         return min(((size, up) for up in places if (size := _number(up / name))), default=_NONE)
 
-    def memory(self) -> MemoryUse:
-        """Return the memory in use where the limit is lowest: in a group, or on the machine."""
+    def memory(self) -> tuple[int, int]:
+        """Return what is in use where the limit is lowest, and that limit, or the machine's.
+
+        Page cache does not count, but files in /dev/shm do: they stay in memory.
+        """
         machine, (limit, place) = psutil.virtual_memory(), self.limit()
         found = _counts(place / "memory.stat") if limit and limit < machine.total else {}
-        names = ("total_rss", "total_cache", "total_shmem")
-        own, cache, shared = names if self.is_v1 else ("anon", "file", "shmem")
+        own, shared = ("total_rss", "total_shmem") if self.is_v1 else ("anon", "shmem")
         if limit is None or own not in found:
-            shown = machine.cached - machine.shared
-            return MemoryUse(machine.total - machine.available, machine.total, max(0, shown))
-        in_memory = found.get(shared, 0)  # files in /dev/shm count as cache, but stay
-        return MemoryUse(found[own] + in_memory, limit, max(0, found.get(cache, 0) - in_memory))
+            return machine.total - machine.available, machine.total
+        return found[own] + found.get(shared, 0), limit
 
     def since(self, before: tuple[int | None, ...]) -> Memory | None:
-        """Return the kills since `before`, limit and peak; None if no level can be read."""
+        """Return the kills since `before`, and the limit; None if no level can be read."""
         pairs = zip(before, self.kills(), strict=True)
         rises = [new - old for old, new in pairs if old is not None and new is not None]
         if not rises:
             return None
-        names = ("memory.limit_in_bytes", "memory.max_usage_in_bytes")
-        limit, peak = names if self.is_v1 else ("memory.max", "memory.peak")
-        sizes = [(size, level) for level in self.levels if (size := _number(level / limit))]
-        size, level = min(sizes, default=(None, self.levels[0]))
-        return Memory(max(rises), size, _number(level / peak))
+        name = "memory.limit_in_bytes" if self.is_v1 else "memory.max"
+        limits = filter(None, (_number(level / name) for level in self.levels))
+        return Memory(max(rises), min(limits, default=None))
 
 
 def own_group(controller: str = "memory", root: Path = ROOT, own: Path = OWN) -> MemoryGroup:
@@ -376,15 +251,22 @@ def own_group(controller: str = "memory", root: Path = ROOT, own: Path = OWN) ->
     return MemoryGroup.own(text_of(own), root, controller)
 
 
-def cpu_seconds(root: Path = ROOT, own: Path = OWN) -> float | None:
-    """Return the CPU time of the job's cgroup, or of this process's; None if it is not counted."""
+def cpu_seconds(root: Path = ROOT, own: Path = OWN) -> float:
+    """Return the CPU time of the job's cgroup, or of this process's; the machine's without one."""
     group = own_group("cpuacct", root, own)
     for level in group.levels[-1:]:  # a container may show the path that its cgroup has outside
         for place in (level, *level.parents):
             v1, v2 = _number(place / "cpuacct.usage"), _counts(place / "cpu.stat")
             if v1 is not None or "usage_usec" in v2:
                 return v2["usage_usec"] / 1e6 if v1 is None else v1 / 1e9
-    return None
+    cpu = psutil.cpu_times()
+    return float(cpu.user + cpu.nice + cpu.system + cpu.irq + cpu.softirq)
+
+
+def own_memory(pids: Iterable[int]) -> int:
+    """Return the memory that processes hold and share with no file and no other program."""
+    found = (text_of(Path(f"/proc/{pid}/statm")).split() for pid in pids)
+    return sum((int(row[1]) - int(row[2])) * _PAGE_BYTES for row in found if len(row) > 2)
 
 
 def _counts(path: Path) -> dict[str, int]:

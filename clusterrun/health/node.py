@@ -28,15 +28,14 @@ from clusterrun.shared.finding import Finding
 class Needs:
     """What the ranks of a machine need.
 
-    `runs` is the directory of the runs, `machines` of how many the job is, `files` how many files
-    the connections of a process take, `host_bytes` the machine's estimated memory (0: unknown).
+    `runs` is the directory of the runs, `files` how many files the connections of a process take,
+    `host_bytes` the machine's estimated memory (0: unknown).
     `gpus` are named as in CUDA_VISIBLE_DEVICES, () for all, None for none; they are for the
     `node_ranks` of one node, of which a machine may simulate several.
     """
 
     runs: Path
     ranks: int = 1
-    machines: int = 1
     files: int = 0
     host_bytes: int = 0
     gpus: tuple[str, ...] | None = None
@@ -52,7 +51,6 @@ class Needs:
         return cls(
             runs=Path(plan.runs_dir),
             ranks=plan.procs_per_node * shared,
-            machines=plan.nodes // shared,
             files=needed_descriptors(plan.nodes, plan.world_size) if is_head else 0,
             host_bytes=plan.host_bytes * shared,
             gpus=tuple(device_names(os.environ)) if plan.device is Device.CUDA else None,
@@ -78,7 +76,6 @@ def quick_looks(needs: Needs, asked: GpuAnswer | None = None) -> dict[str, Look]
         "node.files": partial(machine.open_files, needs.ranks, needs.files),
         "node.memlock": machine.memlock,
         "node.tmp": paths.scratch,
-        "net.interface": partial(machine.interface, needs.machines),
         **gpu_checks(asked or needs.gpu_answer(), needs.node_ranks),
         **{name: partial(x.look, needs) for name, x in own_checks().items() if x.is_quick},
     }
@@ -89,7 +86,6 @@ def all_looks(needs: Needs, asked: GpuAnswer | None = None) -> dict[str, Look]:
     asked = asked or needs.gpu_answer()
     return {
         **quick_looks(needs, asked),
-        "net.name": machine.own_name,
         **({"cuda.driver": partial(_driver, asked)} if asked else {}),
         **{name: partial(each.look, needs) for name, each in own_checks().items()},
     }

@@ -12,9 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
-ASKS, ABSENT, PROBLEM, SYSTEM, GPU = "asks", "absent", "problem", "system", "gpu"
+ASKS, ABSENT, PROBLEM, DRIVER, GPU = "asks", "absent", "problem", "driver", "gpu"
 AGAIN: Final = "--again"
-_SM_UTIL: Final = 2  # nvmlGpmMetricId_t
 NO_DRIVER: Final = "this machine has no NVIDIA driver"
 _NO_DRIVER: Final = ("NVML_ERROR_LIBRARY_NOT_FOUND", "NVML_ERROR_DRIVER_NOT_LOADED")
 
@@ -23,12 +22,11 @@ _NO_DRIVER: Final = ("NVML_ERROR_LIBRARY_NOT_FOUND", "NVML_ERROR_DRIVER_NOT_LOAD
 class NvmlGpu:
     """A GPU as NVML describes it; None: NVML does not report it. `problem`: it does not answer.
 
-    `name` is as in CUDA_VISIBLE_DEVICES. `held` is the memory of each of `pids`.
-    `errors` are uncorrected ECC errors since its last reset.
+    `name` is as in CUDA_VISIBLE_DEVICES. `errors` are uncorrected ECC errors since its last reset.
     `is_pending`: a part of its memory waits for its replacement. `is_worn`: none is left.
     `reasons` are bits of nvmlClocksEventReasons, `recovery` is an nvmlDeviceGpuRecoveryAction.
-    Only `--again` asks for `activity` (in percent since the answer before: of the SMs if
-    `is_of_sms`, else of the time in which any kernel ran), `watts` and `celsius`.
+    Only `--again` asks for `activity` (percent of the time in which any kernel ran), `watts` and
+    `celsius`.
     """
 
     name: str
@@ -43,15 +41,10 @@ class NvmlGpu:
     reasons: int | None = None
     recovery: int | None = None
     pids: Sequence[int] | None = None
-    held: Sequence[int | None] | None = None
     uuid: str | None = None
     capability: Sequence[int] | None = None
     links: Sequence[bool] | None = None
-    has_ecc: bool | None = None
-    has_mig: bool | None = None
-    is_persistent: bool | None = None
     activity: float | None = None
-    is_of_sms: bool = False
     watts: float | None = None
     celsius: int | None = None
 
@@ -61,16 +54,6 @@ class Driver:
 
     def __init__(self, nvml: Any) -> None:
         self.nvml = nvml
-        self._samples: dict[str, list[Any]] = {}  # of the counters of SMs
-
-    def systems(self) -> dict[str, str]:
-        """Return the versions of the driver and of the newest CUDA that it runs."""
-        cuda = self.ask("SystemGetCudaDriverVersion") or 0
-        versions = {
-            "driver": self.ask("SystemGetDriverVersion") or "",
-            "cuda driver": f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else "",
-        }
-        return {name: version for name, version in versions.items() if version}
 
     def names(self) -> dict[str, str]:
         """Return the UUIDs of all GPUs by name; of one that MIG divides, those of its slices."""
@@ -101,7 +84,6 @@ class Driver:
             text = "the driver does not list it" if is_unlisted else f"it does not answer: {error}"
             return NvmlGpu(name=name, problem=text)
         memory = self._memory(part)
-        ecc, mig = self.ask("DeviceGetEccMode", whole), self.ask("DeviceGetMigMode", whole)
         processes = self.ask("DeviceGetComputeRunningProcesses", part)
         return NvmlGpu(
             name=name,
@@ -112,12 +94,8 @@ class Driver:
             reasons=self.ask("DeviceGetCurrentClocksThrottleReasons", whole),
             recovery=self._recovery(whole),
             pids=None if processes is None else [process.pid for process in processes],
-            held=None if processes is None else [each.usedGpuMemory for each in processes],
             uuid=self._uuid(part),
             capability=self.ask("DeviceGetCudaComputeCapability", whole),
-            has_ecc=ecc and bool(ecc[0]),
-            has_mig=mig and bool(mig[0]),
-            is_persistent=self.ask("DeviceGetPersistenceMode", whole, read=bool),
             links=self._links(whole),
             **self._wear(whole),
         )
@@ -186,39 +164,12 @@ class Driver:
         if found.problem:
             return found
         whole, part = self.handles(name)
-        if name not in self._samples:
-            self._samples[name] = self._first_samples(whole) if whole is part else []
-        samples = self._samples[name]
-        ran = ask("DeviceGetUtilizationRates", part, read=lambda rates: float(rates.gpu))
         return replace(
             found,
-            activity=self._of_sms(samples, whole) if samples else ran,
-            is_of_sms=bool(samples),
+            activity=ask("DeviceGetUtilizationRates", part, read=lambda rates: float(rates.gpu)),
             watts=ask("DeviceGetPowerUsage", whole, read=lambda milliwatts: milliwatts / 1000),
             celsius=ask("DeviceGetTemperature", whole, 0),
         )
-
-    def _first_samples(self, gpu: Any) -> list[Any]:
-        """Return two samples of the counters, the first of now; [] if the GPU has none."""
-        support = self.ask("GpmQueryDeviceSupport", gpu)
-        if support is None or not support.isSupportedDevice:
-            return []
-        samples = [self.ask("GpmSampleAlloc") for _ in range(2)]
-        return samples if self.ask("GpmSampleGet", gpu, samples[1]) else []
-
-    def _of_sms(self, samples: list[Any], gpu: Any) -> float | None:
-        """Return how active the SMs were since the last sample; None if it can't be read."""
-        samples.reverse()
-        if not self.ask("GpmSampleGet", gpu, samples[1]):
-            return None
-        asked = self.nvml.c_nvmlGpmMetricsGet_t()
-        asked.version, asked.numMetrics = 1, 1
-        asked.sample1, asked.sample2 = samples
-        asked.metrics[0].metricId = _SM_UTIL
-        found = self.ask("GpmMetricsGet", asked)
-        metric = found and found.metrics[0]
-        is_known = metric and metric.nvmlReturn == 0 and 0 <= metric.value <= 100  # it may be NaN
-        return round(metric.value, 2) if is_known else None
 
 
 def _text(value: str | bytes | None) -> str | None:
@@ -238,7 +189,7 @@ def main(words: Sequence[str]) -> None:
         say({GPU: [asdict(driver.working(name)) for name in names or driver.names()]})
     if is_repeated:
         return
-    say({SYSTEM: driver.systems()})
+    say({DRIVER: driver.ask("SystemGetDriverVersion") or ""})
     for name in names or driver.names():
         say({ASKS: f"GPU {name}"})
         say({GPU: asdict(driver.gpu(name))})

@@ -16,19 +16,13 @@ from clusterrun.launch.facts import Interpreter
 from clusterrun.shared import shell
 from clusterrun.shared.finding import Finding, bad, fail, note, ok, skip
 from clusterrun.shared.installed import versions_in
-from clusterrun.shared.wording import count, dotted, parse_version
+from clusterrun.shared.wording import dotted, parse_version
 
 TOOLKIT: Final = Path("/usr/local/cuda")
 ANSWER_S: Final = 3.0
 # The oldest driver that runs programs of a major version of CUDA on Linux.
 _OLDEST: Final = {"11": (450, 80), "12": (525, 60), "13": (580, 65)}
 _CUDA: Final = re.compile(r"^cuda\b[^=\n]*=\s*['\"]([0-9.]+)['\"]", re.MULTILINE)
-
-
-def lacks(python: Interpreter, package: str) -> bool | None:
-    """Return whether an interpreter has no package of this name; None if that is unknown."""
-    is_found = versions_in(python.places, [package])[package]
-    return False if is_found else True if python.is_known else None
 
 
 def torch(python: Interpreter, cuda: str | None, *, on_gpus: bool, is_sure: bool) -> Finding:
@@ -52,7 +46,8 @@ def compiler(python: Interpreter, environ: Mapping[str, str], *, is_sure: bool) 
     if not found:
         hint = "install g++ or load a module with it in setup:"
         return bad(name, f"no C++ compiler ({program}), {why}", hint, is_sure=is_sure)
-    if lacks(python, "ninja") and not shell.find("ninja"):
+    has_ninja = versions_in(python.places, ["ninja"])["ninja"] or shell.find("ninja")
+    if python.is_known and not has_ninja:
         hint = "run: pip install ninja, in the job's environment"
         return bad(name, f"no ninja, {why}", hint, is_sure=is_sure)
     return ok(name, found)
@@ -76,25 +71,20 @@ def cuda_of_torch(places: Sequence[str], torch: str) -> str | None:
 
 
 def driver(cuda: str | None, asked: GpuAnswer) -> Finding:
-    """Look at the driver and its GPUs; `cuda` is the version that torch was built with."""
+    """Look at the driver; `cuda` is the version that torch was built with."""
     name, found = "cuda.driver", asked.any
     if found.problem:
         return fail(name, found.problem, "ask the administrator to look at it: nvidia-smi -q")
-    version = found.system.get("driver", "")
-    if not version:
+    if not found.driver:
         return skip(name, found.absent or NO_DRIVER)
-    least, numbers = _OLDEST.get((cuda or "").split(".")[0]), parse_version(version)
+    least, numbers = _OLDEST.get((cuda or "").split(".")[0]), parse_version(found.driver)
     if least and numbers and numbers < least:
-        text = f"driver {version} is too old for torch's CUDA {cuda}: it needs {dotted(least)}"
+        text = f"driver {found.driver} is too old for torch's CUDA {cuda}: it needs {dotted(least)}"
         return fail(name, text, "install a torch for an older CUDA: pytorch.org/get-started")
-    models = sorted({gpu.model for gpu in found.gpus if gpu.model})
-    gpus = f"{count(len(found.gpus), 'GPU')} ({', '.join(models) or 'none'})"
-    return ok(name, f"driver {version}, {gpus}")
+    return ok(name, f"driver {found.driver}")
 
 
-def toolkit(
-    cuda: str | None, environ: Mapping[str, str], *, builds_operators: bool, is_sure: bool
-) -> Finding:
+def toolkit(cuda: str | None, environ: Mapping[str, str], *, is_sure: bool) -> Finding:
     """Compare nvcc with the CUDA that torch was built with, as DeepSpeed's builder does."""
     name = "cuda.toolkit"
     if not cuda:
@@ -104,8 +94,6 @@ def toolkit(
     program = _nvcc(environ)
     hint = f"load CUDA {cuda} with a module in setup:, or set CUDA_HOME"
     if program is None:
-        if not builds_operators:
-            return skip(name, "nvcc was not found, and this job does not need it")
         text = "nvcc was not found; DeepSpeed's offload needs it to build its optimizer"
         return bad(name, text, hint, is_sure=is_sure)
     found = _release(program)
@@ -114,8 +102,8 @@ def toolkit(
     text = f"nvcc is of CUDA {found}, torch of CUDA {cuda}"
     if found.split(".")[0] != cuda.split(".")[0]:
         is_off = environ.get("DS_SKIP_CUDA_CHECK") == "1"
-        fails = builds_operators and is_sure and not is_off
-        return bad(name, f"{text}{', DS_SKIP_CUDA_CHECK=1' * is_off}", hint, is_sure=fails)
+        text = f"{text}{', DS_SKIP_CUDA_CHECK=1' * is_off}"
+        return bad(name, text, hint, is_sure=is_sure and not is_off)
     if parse_version(found) != parse_version(cuda):
         return note(name, f"{text}; this usually works", hint)
     return ok(name, text)

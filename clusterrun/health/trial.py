@@ -209,14 +209,13 @@ def _repeat(act: Callable[[], None], for_s: float) -> tuple[int, float]:
 # What the nodes found, a file for each: alone, and together
 
 DIRECTORY: Final = "health"  # of the reports, in the run directory
-_LEAST_OF_TWO: Final = 0.5  # of two nodes, either may be the slow one
 OF_ALL: Final = "net.reduce"  # one node may make it fail on the others
 _MEET: Final = "net.meet"
 OTHER: Final = "choose a directory that all nodes share with --run-dir"
 _SOURCE: Final = re.compile(r"^\w+: (\[[^]]*\] )?")  # gloo's source file
-UNSTARTED: Final = "Slurm could not start the job's script there"
+UNSTARTED: Final = "Slurm could not start the job's script on it"
 _SILENT: Final = (
-    "no report within {:.0f} s: it is stuck or very busy, or the job does not start there"
+    "no report within {:.0f} s: it is stuck or very busy, or the job does not start on it"
 )
 _LEAVE_OUT: Final = "leave it out with --exclude {}, and tell the administrator"
 _TRY: Final = "python -c 'import torch; print((torch.ones(9, 9) @ torch.ones(9, 9)).sum())'"
@@ -285,10 +284,8 @@ def of_nodes(
             has_joined = node in (met or ())
             checks[node] = [unreported(node, words, waited_s, has_joined=has_joined)]
             continue
-        computed = _computed(node, report, behind)
-        checks[node] = [ok("node.report", "reported"), *report.checks, computed]
-        if met is not None:
-            checks[node] += _joint(report, met, problem, has_computed=not computed.fix)
+        own = [ok("node.report", "reported"), *report.checks, _computed(node, report, behind)]
+        checks[node] = own if met is None else [*own, *_joint(report, met, problem)]
     return checks
 
 
@@ -316,11 +313,11 @@ def _computed(node: str, report: NodeReport, behind: Mapping[str, float]) -> Fin
     """Judge the matrix products: their result, and the rate against the other nodes' median."""
     name, found = "node.compute", report.computed
     if found is None:
-        return fail(name, "torch did not answer in time", f"try there: {_TRY}")
+        return fail(name, "torch did not answer in time", f"try on the node: {_TRY}")
     if errors := [
         f"{device}: {each['error']}" for device, each in found.items() if "error" in each
     ]:
-        return fail(name, errors[0], f"try there: {_TRY}")
+        return fail(name, errors[0], f"try on the node: {_TRY}")
     rate = _rate(report) or 0.0
     text = f"a matrix product on {count(len(found), 'device')}: {rate:.3g} TFLOP/s"
     if node in behind:
@@ -329,23 +326,21 @@ def _computed(node: str, report: NodeReport, behind: Mapping[str, float]) -> Fin
     return ok(name, text)
 
 
-def _joint(
-    report: NodeReport, met: Collection[str], problem: str, *, has_computed: bool
-) -> list[Finding]:
+def _joint(report: NodeReport, met: Collection[str], problem: str) -> list[Finding]:
     """Judge what a node did with the others."""
     if report.node not in met:
         return [skip(name, "its ranks did not meet the others") for name in (_MEET, OF_ALL)]
     if not report.has_measured:
-        hint = "look for a process that hangs there, or a link that is cut"
+        hint = "look for a process that hangs on the node, or a broken link"
         lost = fail(_MEET, "it met the others, then it stopped answering", hint)
         return [lost, skip(OF_ALL, "not measured")]
     well = ok(_MEET, "met on a port of network.port_range")
-    own = well if len(met) > 1 else skip(_MEET, "no other node is there")
+    own = well if len(met) > 1 else skip(_MEET, "no other node is present")
     if report.reduce_error:
         hint = "name the interface with --set network.interface=NAME; look for a firewall"
         return [own, fail(OF_ALL, f"an all-reduce failed: {problem}", hint)]
     if report.reduced_s is None:
-        return [own, skip(OF_ALL, "not measured" if has_computed else "its matrix product failed")]
+        return [own, skip(OF_ALL, "not measured")]
     text = f"an all-reduce of 4 MiB took {report.reduced_s * 1000:.0f} ms"
     return [own, ok(OF_ALL, text)]
 
@@ -367,16 +362,15 @@ def slow(values: Mapping[str, float], least: float = 0.75) -> dict[str, float]:
 
     >>> slow({"n1": 100.0, "n2": 98.0, "n3": 50.0, "n4": 102.0})
     {'n3': 0.5}
-    >>> slow({"n1": 100.0, "n2": 70.0})
+    >>> slow({"n1": 100.0, "n2": 80.0})
     {}
     """
     ordered = sorted((value, node) for node, value in values.items() if math.isfinite(value))
-    limit = least if len(ordered) > 2 else min(least, _LEAST_OF_TWO)
     found = {}
     for place, (value, node) in enumerate(ordered[: len(ordered) // 2]):
         others = [other for other, _ in (*ordered[:place], *ordered[place + 1 :])]
         middle = others[(len(others) - 1) // 2]
-        if middle > 0 and value / middle < limit:
+        if middle > 0 and value / middle < least:
             found[node] = value / middle
     return found
 

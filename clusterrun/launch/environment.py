@@ -162,11 +162,9 @@ def _refuse_owned(name: str) -> None:
 def _refuse_harmful(name: str, value: str) -> None:
     if re.fullmatch("E?UID|PPID|SHELLOPTS|BASHOPTS|BASH_VERSINFO", name):
         raise UsageError(f"bash does not let {name} be set", hint="drop it")
-    if name in ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING") and value == "0":
-        raise UsageError(
-            f"{name}=0 turns a crash of one rank into a hang of all ranks",
-            hint="drop it: by default torch ends the job",
-        )
+    if re.fullmatch("(TORCH_)?NCCL_ASYNC_ERROR_HANDLING", name) and value == "0":
+        text = f"{name}=0 turns a crash of one rank into a hang of all ranks"
+        raise UsageError(text, hint="drop it: by default torch ends the job")
     excludes = name.endswith("_SOCKET_IFNAME") and value.startswith("^")
     if excludes and "lo" not in value[1:].split(","):
         raise UsageError(

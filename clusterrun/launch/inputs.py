@@ -52,7 +52,7 @@ def check_environments(setup: Sequence[str], facts: Facts) -> None:
             raise UsageError(
                 f"setup: {directory} is not a virtual environment: it has no bin/activate",
                 hint=(
-                    "name an existing directory; $NAME and * are not expanded there",
+                    "name an existing directory; $NAME and * are not expanded in it",
                     f"if only the nodes have it, write the line 'source {script}'",
                 ),
             )
@@ -84,12 +84,12 @@ def inputs(args: Sequence[str]) -> list[tuple[str, str]]:
     >>> inputs(["--config", "a.yaml", "--output", "/out", "--model", "meta-llama/Llama-3.1-8B"])
     [('--config', 'a.yaml')]
     """
-    pairs = list(_pairs(args))
-    written = {value for flag, value in pairs if _is_written(flag)}
-    return [pair for pair in pairs if pair[1] not in written and _is_input(*pair)]
+    found = list(pairs(args))
+    written = {value for flag, value in found if _is_written(flag)}
+    return [pair for pair in found if pair[1] not in written and _is_input(*pair)]
 
 
-def _pairs(args: Sequence[str]) -> Iterator[tuple[str, str]]:
+def pairs(args: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield each value with its flag: `--flag value ...`, `--flag=value`, Hydra's `key=value`."""
     flag = ""
     for word in args:
@@ -204,7 +204,7 @@ def values_of(args: Sequence[str], name: str) -> list[str]:
     >>> values_of(["--fsdp", "full_shard auto_wrap", "--bf16"], "--fsdp")
     ['full_shard auto_wrap']
     """
-    return [value for flag, value in _pairs(args) if flag == name and value]
+    return [value for flag, value in pairs(args) if flag == name and value]
 
 
 def check_batch_numbers(args: Sequence[str], text: str, where: str, ranks: int) -> None:

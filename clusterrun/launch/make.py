@@ -179,7 +179,7 @@ def _precision(spec: JobSpec, own: OwnFiles, world: World) -> Precision:
         says = " or ".join(sorted(allowed.value for allowed in own.allowed))
         raise UsageError(
             f"mixed precision is {precision.value}, but {own.deepspeed_name} has {says}",
-            hint='set "enabled": "auto" there, or drop the other setting',
+            hint='set "enabled": "auto" in this file, or drop the other setting',
         )
     fp16 = precision is Precision.FP16 or (
         precision is Precision.FILE and own.stated is Precision.FP16
@@ -252,11 +252,11 @@ def _template(
 
 def _notes(spec: JobSpec, own: OwnFiles, facts: Facts, world: World, cpus: int) -> tuple[str, ...]:
     notes = [*notes_on_file(spec, own, facts, world), *own.notes, *world.notes]
-    scheduler = facts.cluster.scheduler
-    is_local, is_slurm = scheduler.is_this_machine, scheduler.reads_sbatch
     if world.device is Device.CUDA and world.procs_per_node < world.gpus_per_node:
         idle = world.gpus_per_node - world.procs_per_node
         notes.append(f"{idle} of the {world.gpus_per_node} GPUs of each node stay idle")
+    scheduler = facts.cluster.scheduler
+    is_local, is_slurm = scheduler.is_this_machine, scheduler.reads_sbatch
     where = "on this machine" if is_local else "without Slurm"
     of_slurm = {
         "--sbatch-arg": spec.sbatch_args,
@@ -267,6 +267,9 @@ def _notes(spec: JobSpec, own: OwnFiles, facts: Facts, world: World, cpus: int) 
     }
     given = (name for name, value in of_slurm.items() if value and not is_slurm)
     notes += [f"{name} has no effect {where}" for name in given]
+    of_gpus = {"slurm.cpus_per_gpu": spec.cpus_per_gpu, "slurm.mem_per_gpu": spec.mem_per_gpu}
+    without = (name for name, value in of_gpus.items() if value and is_slurm)
+    notes += [f"{name} has no effect without GPUs" for name in without if not world.gpus_per_node]
     if is_slurm and world.gpus_per_node and not cpus and not spec.exclusive:
         notes.append(
             "no CPUs requested: without a site default, Slurm gives one per node (--cpus-per-task)"
@@ -275,7 +278,7 @@ def _notes(spec: JobSpec, own: OwnFiles, facts: Facts, world: World, cpus: int) 
     if not spec.python and python_of(spec.setup) and not is_checked:
         notes.append(
             f"the nodes run {facts.python} from the environment that setup activates; clusterrun "
-            "must be installed there (--python names another)"
+            "must be installed in this environment (--python names another)"
         )
     return (*notes, *input_notes(spec, facts))
 

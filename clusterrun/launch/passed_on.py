@@ -35,47 +35,36 @@ _OWNED_BY_SBATCH: Final = {
     "array": "submit each job separately: one job is one run",
     "clusters": "use --set slurm.clusters=NAME",
     "cpus-per-gpu": "use --set slurm.cpus_per_gpu=N",
-    **dict.fromkeys(("help", "usage"), "see 'sbatch --help'"),
+    **dict.fromkeys(("help", "usage", "version"), "run sbatch itself with it"),
     "no-requeue": "use --set slurm.requeue=false",
     "ntasks": "use -N and --nproc-per-node: Slurm starts one task per node",
-    "parsable": "use 'clusterrun submit --parsable'",
     "requeue": (
         "drop it: clusterrun passes a plain --requeue; --requeue=expedite would hold every job "
         f"that fails. A site can shorten the wait: {REQUEUE_DELAY}"
     ),
-    "version": "see 'sbatch --version'",
     "wait": "use 'clusterrun submit --wait'",
     "wrap": "name a script",
 }
 _OWNED_BY_SRUN: Final = {
     **_OWNED,
     **dict.fromkeys(("cpus-per-task", "exclude", "nodelist", "relative"), _NODES),
-    **{"ntasks": _OWNED["ntasks-per-node"], "preserve-env": _OWNED["export"]},
+    "ntasks": _OWNED["ntasks-per-node"],
     **dict.fromkeys(("attach", "het-group", "immediate", "jobid", "kill-on-bad-exit"), _LAUNCH),
-    **dict.fromkeys(("label", "multi-prog", "no-allocate", "no-kill", "overlap"), _LAUNCH),
-    **dict.fromkeys(("pack-group", "pty", "quit-on-interrupt", "unbuffered", "wait"), _LAUNCH),
-    **dict.fromkeys(("help", "usage", "version"), "see 'srun --help'"),
+    **dict.fromkeys(("label", "multi-prog", "no-allocate", "no-kill", "overlap", "pty"), _LAUNCH),
+    **dict.fromkeys(("unbuffered", "wait", "help", "usage", "version"), _LAUNCH),
 }
-_SHORT: Final = {
+SHORT: Final = {
     **{"A": "account", "C": "constraint", "D": "chdir", "G": "gpus", "H": "hold", "J": "job-name"},
     **{"M": "clusters", "N": "nodes", "V": "version", "W": "wait", "a": "array", "b": "begin"},
     **{"c": "cpus-per-task", "d": "dependency", "e": "error", "h": "help", "i": "input"},
     **{"n": "ntasks", "o": "output", "p": "partition", "q": "qos", "t": "time"},
     **{"w": "nodelist", "x": "exclude"},
+    # Of srun alone
+    **{"I": "immediate", "K": "kill-on-bad-exit", "Z": "no-allocate", "k": "no-kill"},
+    **{"l": "label", "r": "relative", "u": "unbuffered"},
 }
-_SHORT_OF_SRUN: Final = {
-    **_SHORT,
-    **{"E": "preserve-env", "I": "immediate", "K": "kill-on-bad-exit", "Z": "no-allocate"},
-    **{"k": "no-kill", "l": "label", "q": "quit-on-interrupt", "r": "relative", "u": "unbuffered"},
-}
-# Full names of options that are also prefixes of others.
-_WHOLE: Final = frozenset(("gpus", "mem", "time"))
 _MEMORY: Final = ("mem", "mem-per-cpu", "mem-per-gpu")
-_GPU_OPTIONS: Final = (
-    *("gpus", "gres", "gpus-per-node", "gpus-per-task", "gpus-per-socket"),
-    *("tres-per-node", "tres-per-task"),
-)
-_FLAGS: Final = "HOQVWXhksv"  # getopt reads the rest of the word as more options
+_RESOURCES: Final = ("gres", "tres-per-node", "tres-per-task")
 _OF_PYXIS: Final = r"--(no-)?container-(?!id)"
 
 
@@ -88,11 +77,10 @@ class Program(NamedTuple):
     name: str
     flag: str
     owned: Mapping[str, str]
-    short: Mapping[str, str]
 
 
-SBATCH: Final = Program(name="sbatch", flag="--sbatch-arg", owned=_OWNED_BY_SBATCH, short=_SHORT)
-SRUN: Final = Program(name="srun", flag="--srun-arg", owned=_OWNED_BY_SRUN, short=_SHORT_OF_SRUN)
+SBATCH: Final = Program(name="sbatch", flag="--sbatch-arg", owned=_OWNED_BY_SBATCH)
+SRUN: Final = Program(name="srun", flag="--srun-arg", owned=_OWNED_BY_SRUN)
 
 
 def asks_for_gpus(arg: str) -> bool:
@@ -101,10 +89,9 @@ def asks_for_gpus(arg: str) -> bool:
     >>> [asks_for_gpus(arg) for arg in ("--gres=gpu:h100:4,nvme:1", "-G4", "--gres=nvme:1")]
     [True, True, False]
     """
-    name = _option_name(SBATCH, arg)
-    is_long = arg.startswith("--") and len(name) > 2  # a prefix is as good
-    option = next((o for o in _GPU_OPTIONS if o == name or (is_long and o.startswith(name))), "")
-    return option.startswith("gpus") or bool(option and re.search(r"\b(gpu|shard|mps)\b", arg))
+    name = _option_name(arg)
+    is_of_gpu = name in _RESOURCES and re.search(r"\b(gpu|shard|mps)\b", arg)
+    return name.startswith("gpus") or bool(is_of_gpu)
 
 
 def as_one_word(program: Program, args: Iterable[str]) -> tuple[str, ...]:
@@ -120,7 +107,7 @@ def as_one_word(program: Program, args: Iterable[str]) -> tuple[str, ...]:
         joined.append(f"{found[1]}{join}{arg[found.end() :]}" if found else arg)
         if re.search(r"\s(-[A-Za-z]\b|--[a-z])", joined[-1]) and "comment" not in arg:
             hint = f"write each separately: {program.flag}=--nice=100 {program.flag}=--tmp=1G"
-            raise UsageError(f"{program.flag} {arg!r} contains several options", hint=hint)
+            raise UsageError(f"{program.flag}: {arg!r} contains several options", hint=hint)
     return tuple(joined)
 
 
@@ -130,7 +117,7 @@ def sets_cpus(arg: str) -> bool:
     >>> sets_cpus("-c8"), sets_cpus("--cpus-per-gpu=2"), sets_cpus("--nice=100")
     (True, True, False)
     """
-    return _option_name(SBATCH, arg).startswith("cpus-per-")
+    return _option_name(arg).startswith("cpus-per-")
 
 
 def check_options(program: Program, args: Iterable[str], lines: Iterable[Directive] = ()) -> None:
@@ -142,7 +129,6 @@ def check_options(program: Program, args: Iterable[str], lines: Iterable[Directi
     for arg in args:
         for text, hint in _problems(program, arg, ours):
             raise UsageError(f"{program.flag} {text}", hint=hint)
-        refuse_undecodable(Directive(name=program.flag.strip("-"), value=arg))
 
 
 def _problems(program: Program, arg: str, ours: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -151,42 +137,19 @@ def _problems(program: Program, arg: str, ours: Sequence[str]) -> Iterator[tuple
     if not re.match(r"--?[A-Za-z]", arg):
         text = f"{arg!r} is not an option of {program.name}"
         yield text, f"write it as one word: {flag}=--nice=100"
-    if arg[1] in _FLAGS and len(arg) > 2:
-        text = f"{arg} combines several options in one word"
-        yield text, f"write them separately: {flag}=-{arg[1]} {flag}=-{arg[2:]}"
     if program is SBATCH and re.match(_OF_PYXIS, arg):
         yield f"{arg} would also run the batch script in the container", f"use --srun-arg={arg}"
-    for full, hint in sorted(program.owned.items()):  # the name itself before longer ones
-        if _may_be(program, arg, full):
+    name, is_long = _option_name(arg), arg.startswith("--")
+    for owned, hint in sorted(program.owned.items()):  # Slurm takes --arr for --array
+        if owned == name or (is_long and owned.startswith(name)):
             yield f"{arg} does not apply to a clusterrun job", hint
-    is_memory = any(_may_be(program, arg, name) for name in _MEMORY)
-    clashes = (name for name in ours if _may_be(program, arg, name))
-    of_memory = (name for name in _MEMORY if is_memory and name in ours)
-    for name in (*clashes, *of_memory):
-        yield f"{arg} duplicates clusterrun's own --{name}", "keep one of them"
+    for own in _MEMORY if name in _MEMORY else (name,):
+        if own in ours:
+            yield f"{arg} duplicates clusterrun's own --{own}", "keep one of them"
 
 
-def refuse_undecodable(line: Directive) -> None:
-    """Refuse text that is not UTF-8: sbatch would reject the script. Raises UsageError."""
-    try:
-        (line.value or "").encode()
-    except UnicodeEncodeError as error:
-        raise UsageError(f"--{line.name} {line.value!r} is not text in UTF-8") from error
-
-
-def _may_be(program: Program, arg: str, full: str) -> bool:
-    """Return whether Slurm may read an argument as this long option.
-
-    It accepts any unambiguous prefix (--arr is --array); which ones are differs by version.
-    """
-    name = _option_name(program, arg)
-    if name in _WHOLE or not arg.startswith("--"):
-        return name == full
-    return full.startswith(name)
-
-
-def _option_name(program: Program, arg: str) -> str:
+def _option_name(arg: str) -> str:
     """Return the long option that an argument sets."""
     if arg.startswith("--"):
         return arg[2:].partition("=")[0]
-    return program.short.get(arg[1:2], arg[1:2])
+    return SHORT.get(arg[1:2], arg[1:2])

@@ -8,7 +8,7 @@ from typing import Final
 from clusterrun.config.choices import GpuRequest, OnInterrupt
 from clusterrun.config.spec import JobSpec
 from clusterrun.errors import UsageError
-from clusterrun.launch.passed_on import refuse_undecodable, sets_cpus
+from clusterrun.launch.passed_on import sets_cpus
 from clusterrun.launch.plan import Directive
 from clusterrun.launch.world_shape import World
 
@@ -25,22 +25,18 @@ def directives(spec: JobSpec, *, name: str, world: World, cpus: int) -> tuple[Di
 
     Raises UsageError for requests that contradict each other.
     """
-    lines = [
+    return (
         Directive(name="job-name", value=name),
         Directive(name="nodes", value=str(world.nodes + spec.spare_nodes)),
         Directive(name="ntasks-per-node", value="1"),
         *_gpus(spec),
         *([Directive(name="cpus-per-task", value=str(cpus))] if cpus else []),
-        *_memory(spec),
         *_plain(spec),
         # A requeued job appends to the output of its first start.
         Directive(name="open-mode", value="append"),
         # sbatch reads #PBS and #BSUB lines anywhere in a script, also in the files it carries.
         Directive(name="ignore-pbs"),
-    ]
-    for line in lines:
-        refuse_undecodable(line)
-    return tuple(lines)
+    )
 
 
 def _gpus(spec: JobSpec) -> list[Directive]:
@@ -62,37 +58,26 @@ def cpus_per_task(spec: JobSpec, world: World) -> int:
     """Return the CPUs of each node's task; with 0, Slurm and the site decide.
 
     Slurm refuses --cpus-per-gpu beside --cpus-per-task, which srun must repeat: only one is used.
-    Raises UsageError for requests that contradict each other.
+    Raises UsageError if both are given.
     """
-    if spec.cpus_per_gpu:
-        if spec.cpus_per_task:
-            raise UsageError("--cpus-per-task and slurm.cpus_per_gpu cannot be combined")
-        if not spec.gpus_per_node:
-            raise UsageError("slurm.cpus_per_gpu needs GPUs", hint="pass --gpus-per-node")
-        return spec.cpus_per_gpu * spec.gpus_per_node
+    if spec.cpus_per_task and spec.cpus_per_gpu:
+        text = "--cpus-per-task and slurm.cpus_per_gpu cannot be combined"
+        raise UsageError(text, hint="keep one of them")
     if spec.cpus_per_task:
         return spec.cpus_per_task
+    if spec.cpus_per_gpu and spec.gpus_per_node:
+        return spec.cpus_per_gpu * spec.gpus_per_node
     if spec.gpus_per_node or spec.exclusive or any(map(sets_cpus, spec.sbatch_args)):
         return 0  # sites assign CPUs with a GPU or a whole node; a number here would lower that
     return world.procs_per_node
 
 
-def _memory(spec: JobSpec) -> list[Directive]:
-    asked = {"mem": spec.mem, "mem-per-gpu": spec.mem_per_gpu, "mem-per-cpu": spec.mem_per_cpu}
-    lines = [Directive(name=name, value=value) for name, value in asked.items() if value]
-    if len(lines) > 1:
-        given = " and ".join(f"--{line.name}" for line in lines)
-        raise UsageError(f"{given} cannot be combined", hint="keep one of them")
-    if spec.mem_per_gpu and not spec.gpus_per_node:
-        raise UsageError("slurm.mem_per_gpu needs GPUs", hint="pass --gpus-per-node")
-    return lines
-
-
 def _plain(spec: JobSpec) -> list[Directive]:
     limit, least = spec.time_minutes, spec.time_min_minutes
-    if least and limit and least > limit:
-        raise UsageError(f"slurm.time_min, {least} minutes, exceeds --time, {limit}")
     asked: dict[str, str | bool | None] = {
+        "mem": spec.mem,
+        "mem-per-gpu": spec.mem_per_gpu if spec.gpus_per_node else None,
+        "mem-per-cpu": spec.mem_per_cpu,
         "time": str(limit) if limit else None,
         "time-min": str(least) if least else None,
         **{name: getattr(spec, name.replace("-", "_")) for name in _AS_NAMED},

@@ -43,8 +43,8 @@ def decide_world(spec: JobSpec, facts: Facts, *, cpu_by_file: bool = False) -> W
             "--gpu-ids chooses among the GPUs of this machine",
             hint="pass --gpus-per-node: Slurm, or each host, chooses; or pass --cluster local",
         )
-    if spec.device is Device.MPS and not scheduler.is_this_machine:
-        raise UsageError("--device mps is Apple's GPU; nodes have none", hint="drop --device")
+    if spec.device is Device.MPS and not (scheduler.is_this_machine and facts.platform == "darwin"):
+        raise UsageError("--device mps is Apple's GPU; there is none", hint="drop --device")
     if scheduler.has_queue:
         world = _on_slurm(spec, cpu_by_file=cpu_by_file)
     elif scheduler.has_hosts:
@@ -53,10 +53,8 @@ def decide_world(spec: JobSpec, facts: Facts, *, cpu_by_file: bool = False) -> W
         world = _on_this_machine(spec, facts, cpu_by_file=cpu_by_file)
     check_sharing(world)
     if world.device is Device.MPS and world.size > 1:
-        raise UsageError(
-            f"{world.size} ranks cannot share Apple's GPU",
-            hint="run one rank, or pass --device cpu",
-        )
+        text = f"{world.size} ranks cannot share Apple's GPU"
+        raise UsageError(text, hint="run one rank, or pass --device cpu")
     return world
 
 
@@ -166,31 +164,21 @@ def _usable_gpus(spec: JobSpec, facts: Facts) -> tuple[str, ...]:
     if spec.gpu_ids is None:
         return facts.local_gpus
     ids = tuple(part.strip() for part in spec.gpu_ids.split(","))
-    if len(set(ids)) < len(ids) or "" in ids:
-        raise UsageError(
-            f"--gpu-ids {spec.gpu_ids!r} is not a list of distinct GPUs",
-            hint="write --gpu-ids 0,2",
-        )
+    if len(set(ids)) < len(ids):
+        raise UsageError(f"--gpu-ids {spec.gpu_ids!r} names a GPU twice", hint="name it once")
     if spec.device is Device.CPU:
         raise UsageError("--gpu-ids names GPUs and --device cpu uses none", hint="drop one of them")
     unknown = [gpu for gpu in ids if gpu not in facts.local_gpus]
     if unknown:
         here = ", ".join(facts.local_gpus) or "none"
         raise UsageError(
-            f"GPU {', '.join(unknown)} is not on this machine",
+            f"GPU '{', '.join(unknown)}' is not on this machine",
             hint=f"choose from the GPUs that may be used here: {here}",
         )
     return ids
 
 
 def _local_device(spec: JobSpec, facts: Facts, *, has_gpus: bool, cpu_by_file: bool) -> Device:
-    if spec.device is Device.CUDA and not has_gpus:
-        raise UsageError(
-            "--device cuda, but this machine has no usable GPU",
-            hint="pass --device cpu to run the same processes over gloo",
-        )
-    if spec.device is Device.MPS and facts.platform != "darwin":
-        raise UsageError(f"--device mps is Apple's GPU; this machine runs {facts.platform}")
     if spec.device is not Device.AUTO:
         return spec.device
     if cpu_by_file or spec.gpus_per_node == 0:
@@ -307,7 +295,7 @@ def _sizes_of_yaml(spec: JobSpec, own: OwnFiles) -> Parallel:
         if getattr(spec, SIZE_FIELDS[name]):
             raise UsageError(
                 f"launch.{SIZE_FIELDS[name]} cannot be combined with {spec.accelerate_config}",
-                hint=f"write it there under parallelism_config, as {_key(key)}",
+                hint=f"write it into that file, under parallelism_config, as {_key(key)}",
             )
     given = own.accelerate.get("parallelism_config") or {}
     return Parallel(**{name: _size(spec, given, _key(key)) for name, key in SIZES.items()})

@@ -8,15 +8,14 @@ from collections.abc import Collection, Iterator
 from typing import Final
 
 from clusterrun.config.choices import Strategy
+from clusterrun.launch.inputs import pairs
 from clusterrun.linting.rule import Found, Launch, rule
 from clusterrun.linting.source import (
     KNOWN,
     TRAINING,
-    Function,
     Script,
     constant,
     has_unknown_arguments,
-    is_main_guard,
     keyword,
     text_of,
 )
@@ -86,7 +85,7 @@ def _spawns(script: Script, launch: Launch) -> Iterator[Found]:
     if not any(script.calls(INIT)):
         return
     for call in script.calls("torch.multiprocessing.spawn", "torch.multiprocessing.spawn.spawn"):
-        if not is_conditional(script, call) and constant(keyword(call, "nprocs")) != 1:
+        if not script.may_skip(call) and constant(keyword(call, "nprocs")) != 1:
             yield call, "mp.spawn starts the ranks"
 
 
@@ -98,14 +97,14 @@ def _spawns(script: Script, launch: Launch) -> Iterator[Found]:
 def _fixed_address(script: Script, launch: Launch) -> Iterator[Found]:
     if launch.nodes < 2 or launch.is_simulated:
         return
-    for name, value, node in unconditional_settings(script):
+    for name, value, node in script.settings():
         if name == "MASTER_ADDR" and re.fullmatch(_LOOPBACK, text_of(value)):
             yield node, f"MASTER_ADDR is set to {text_of(value)}"
     for call in script.calls(INIT):
         method = text_of(keyword(call, "init_method"))
         is_loopback = re.match(f"tcp://(?:{_LOOPBACK})", method)
         is_own_disk = re.match(f"file://{ONE_MACHINE}", method)
-        if (is_loopback or is_own_disk) and not is_conditional(script, call):
+        if (is_loopback or is_own_disk) and not script.may_skip(call):
             yield call, f"the ranks meet at {method}"
 
 
@@ -117,7 +116,7 @@ def _fixed_address(script: Script, launch: Launch) -> Iterator[Found]:
 def _fixed_port(script: Script, launch: Launch) -> Iterator[Found]:
     if launch.shared_port:
         yield None, f"main_process_port is {launch.shared_port}, and the nodes are shared"
-    for name, value, node in unconditional_settings(script):
+    for name, value, node in script.settings():
         number = constant(value)
         if isinstance(value, ast.Call) and script.name(value.func) == "str" and value.args:
             number = constant(value.args[0])
@@ -132,7 +131,7 @@ def _fixed_port(script: Script, launch: Launch) -> Iterator[Found]:
 )
 def _fixed_rank(script: Script, launch: Launch) -> Iterator[Found]:
     names = ["RANK"] * (launch.world_size > 1) + ["LOCAL_RANK"] * (launch.ranks_per_node > 1)
-    for name, value, node in unconditional_settings(script):
+    for name, value, node in script.settings():
         if name in names and constant(value) is not None:
             yield node, f"{name} is set to {constant(value)}"
 
@@ -143,13 +142,13 @@ def _fixed_rank(script: Script, launch: Launch) -> Iterator[Found]:
     "call init_process_group() without world_size and rank: it reads the launcher's variables",
 )
 def _fixed_world_size(script: Script, launch: Launch) -> Iterator[Found]:
-    for name, value, node in unconditional_settings(script) if launch.is_sized else ():
+    for name, value, node in script.settings() if launch.is_sized else ():
         fixed = str(constant(value))
         if name == "WORLD_SIZE" and fixed.isdecimal() and int(fixed) != launch.world_size:
             yield node, f"WORLD_SIZE is set to {fixed}, the job has {launch.world_size} ranks"
     for call in script.calls(INIT) if launch.is_sized else ():
         size = keyword(call, "world_size")
-        if is_conditional(script, call):
+        if script.may_skip(call):
             continue
         number = constant(size)
         if isinstance(number, int) and number not in (-1, launch.world_size):
@@ -205,7 +204,7 @@ def _joint_calls(script: Script, launch: Launch) -> Iterator[ast.Call]:
 def _data_parallel(script: Script, launch: Launch) -> Iterator[Found]:
     names = ("torch.nn.DataParallel", "torch.nn.parallel.DataParallel")
     for call in script.calls(*names) if launch.world_size > 1 else ():
-        if not is_conditional(script, call):
+        if not script.may_skip(call):
             yield call, "the model is wrapped in DataParallel"
 
 
@@ -222,7 +221,7 @@ def _local_rank_argument(script: Script, launch: Launch) -> Iterator[Found]:
     for call in script.calls(".add_argument"):
         flags = {text_of(each) for each in call.args} & {"--local_rank", "--local-rank"}
         is_required = constant(keyword(call, "required")) is True
-        if is_required and flags and not is_conditional(script, call):
+        if is_required and flags and not script.may_skip(call):
             if not any(word.startswith(tuple(flags)) for word in launch.args):
                 yield call, f"the script requires {min(flags)}"
         elif flags and not is_fine:
@@ -239,7 +238,7 @@ def _lightning_size(script: Script, launch: Launch) -> Iterator[Found]:
     for call in script.calls(*names) if launch.is_sized else ():
         nodes, devices = keyword(call, "num_nodes"), keyword(call, "devices")
         is_other = keyword(call, "plugins") or keyword(call, "accelerator")
-        if has_unknown_arguments(call) or is_conditional(script, call) or call.args:
+        if has_unknown_arguments(call) or script.may_skip(call) or call.args:
             continue
         count = constant(nodes) if nodes else 1
         each = _devices(devices, launch, is_plain=not is_other)
@@ -310,10 +309,11 @@ def _different_splits(script: Script, launch: Launch) -> Iterator[Found]:
         return
     for call in script.calls(".train_test_split"):
         is_asked = keyword(call, "generator") or keyword(call, "shuffle")
-        if not is_asked and not has_unknown_arguments(call) and not script.may_be_chosen(call):
+        if not (is_asked or has_unknown_arguments(call) or script.may_skip(call, is_progress=True)):
             yield call, "train_test_split() has no seed"
     for call in script.calls("torch.utils.data.random_split"):
-        if len(call.args) == 2 and not call.keywords and not script.may_be_chosen(call):
+        is_bare = len(call.args) == 2 and not call.keywords
+        if is_bare and not script.may_skip(call, is_progress=True):
             yield call, "random_split() has no generator, and no seed is set"
 
 
@@ -334,7 +334,8 @@ def _saves_on_all_ranks(script: Script, launch: Launch) -> Iterator[Found]:
         is_buffer = path is not None and re.search("(?i)buf|bytesio", ast.unparse(path))
         if path is None or is_buffer or differs(script, path):
             continue
-        if not isinstance(path, ast.Name | ast.Attribute) and not script.may_be_chosen(call):
+        is_name = isinstance(path, ast.Name | ast.Attribute)
+        if not is_name and not script.may_skip(call, is_progress=True):
             yield call, f"{script.name(call.func)}() runs on all ranks"
 
 
@@ -364,7 +365,7 @@ def _starts_launcher(script: Script, launch: Launch) -> Iterator[Found]:
     for call in script.calls(*_RUNS):
         words = (text_of(node) for node in ast.walk(call.args[0])) if call.args else ()
         found = re.match(_LAUNCHERS, " ".join(filter(None, words)))
-        if found and not is_conditional(script, call):
+        if found and not script.may_skip(call):
             yield call, f"the script runs {found[1]}"
 
 
@@ -380,7 +381,7 @@ def _saves_on_one_machine(script: Script, launch: Launch) -> Iterator[Found]:
     is_kept = re.search(_COPIES, script.text + " ".join(launch.args))
     if launch.nodes < 2 or launch.is_simulated or is_kept:
         return
-    for name, value in options(launch.args):
+    for name, value in pairs(launch.args):
         if re.fullmatch(_OUTPUT, name) and re.match(ONE_MACHINE, value):
             yield None, f"{name} {value} is on the node's own disk"
     for call in script.calls("torch.save", ".save_pretrained", ".save_state", ".save_checkpoint"):
@@ -399,27 +400,13 @@ _COPIES = (
 )
 
 
-def options(args: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """Yield each option with its value; "" without one.
-
-    >>> list(options(("train", "--lr", "1e-3", "--fp16", "--out=/o")))
-    [('--lr', '1e-3'), ('--fp16', ''), ('--out', '/o')]
-    """
-    for at, word in enumerate(args):
-        if not re.match("--?[A-Za-z]", word):
-            continue
-        name, sign, value = word.partition("=")
-        follows = args[at + 1] if at + 1 < len(args) else ""
-        yield name, value if sign else "" if re.match("--?[A-Za-z]", follows) else follows
-
-
 @rule(
     "starts-over",
     "a restart would train from the beginning again",
     "load the newest checkpoint at the start: see docs/checkpoints.md",
 )
 def _starts_over(script: Script, launch: Launch) -> Iterator[Found]:
-    resumes = any("resume" in name for name in dict(options(launch.args)))
+    resumes = any(re.match("-[^=]*resume", word) for word in launch.args)
     if resumes or launch.max_restarts < 1 or re.search(_RESUMES, script.text):
         return
     for call in script.calls(".backward") if is_closed(script) else ():
@@ -445,7 +432,7 @@ def _missing_file(script: Script, launch: Launch) -> Iterator[Found]:
         yield None, f"your accelerate YAML names {path}, which does not exist"
     for call in script.calls(*ARGUMENTS):
         path = text_of(keyword(call, "deepspeed"))
-        is_read = path.endswith(".json") and not is_conditional(script, call)
+        is_read = path.endswith(".json") and not script.may_skip(call)
         is_certain = "chdir" not in script.text and script.text.count(path) == 1
         if is_read and is_certain and launch.is_missing(path):
             yield call, f"deepspeed names {path}, which does not exist"
@@ -484,41 +471,6 @@ _SPLITS_MODEL = "(?i)fsdp|fully_?shard|deepspeed|parallelism_?config|tp_plan|meg
 def is_closed(script: Script, *, also: Collection[str] = ()) -> bool:
     """Return whether the whole training is in this file, as far as its imports show."""
     return script.packages <= KNOWN.union(also)
-
-
-def is_conditional(script: Script, node: ast.AST, seen: set[ast.AST] | None = None) -> bool:
-    """Return whether a node may not run: for a branch, an early return, or its function's callers.
-
-    A function that this file does not call may not run.
-    """
-    for parent, child in script.around(node):
-        is_main = isinstance(parent, ast.If) and is_main_guard(parent.test)
-        is_branch = isinstance(parent, _BRANCHES) and child is not vars(parent).get("test")
-        if (is_branch and not is_main) or script.left_before(parent, child):
-            return True
-        if isinstance(parent, Function):
-            seen = set() if seen is None else seen
-            if parent in seen:
-                return True
-            seen.add(parent)
-            place = next(script.around(parent))[0] if parent.name == "__init__" else parent
-            name = getattr(place, "name", "?")  # of the function, or of the class
-            return all(
-                is_conditional(script, call, seen) for call in script.calls(name, f".{name}")
-            )
-    return False
-
-
-_BRANCHES = (
-    *(ast.If, ast.IfExp, ast.While, ast.Try, ast.ExceptHandler, ast.BoolOp, ast.Match, ast.Lambda),
-)
-
-
-def unconditional_settings(script: Script) -> Iterator[tuple[str, ast.expr, ast.AST]]:
-    """Yield what is assigned to `os.environ` without a condition: variable, value, statement."""
-    for name, value, node in script.settings():
-        if not is_conditional(script, node):
-            yield name, value, node
 
 
 def _trains_for_epochs(script: Script) -> bool:

@@ -33,8 +33,10 @@ _OF_PROGRESS = (
 )
 _HARMLESS_CONTEXTS = ("torch.no_grad", "torch.inference_mode", "torch.enable_grad", "open")
 ENVIRON = "os.environ"
-_DEEPEST = 5  # callers of callers that are followed
 _JUMPS = (ast.Return, ast.Continue, ast.Break, ast.Raise)
+_BRANCHES = (
+    *(ast.If, ast.IfExp, ast.While, ast.Try, ast.ExceptHandler, ast.BoolOp, ast.Match, ast.Lambda),
+)
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -90,23 +92,18 @@ class Script:
                     break
 
     def settings(self) -> Iterator[tuple[str, ast.expr, ast.AST]]:
-        """Yield what is assigned to `os.environ`: the variable, its value, the statement.
+        """Yield what is assigned to `os.environ` in any case: variable, value, statement.
 
         `setdefault` is left out: it keeps the variable of the launcher.
         """
-        for node in self.nodes:
-            if not isinstance(node, ast.Assign):
-                continue
+        for node in (each for each in self.nodes if isinstance(each, ast.Assign)):
             for target in node.targets:
-                if isinstance(target, ast.Subscript) and self.name(target.value) == ENVIRON:
+                if (
+                    isinstance(target, ast.Subscript)
+                    and self.name(target.value) == ENVIRON
+                    and not self.may_skip(node)
+                ):
                     yield text_of(target.slice), node.value, node
-        for call in self.calls(f"{ENVIRON}.update"):
-            for word in call.keywords:
-                yield word.arg or "", word.value, call
-            for given in call.args:
-                if isinstance(given, ast.Dict):
-                    pairs = zip(given.keys, given.values, strict=True)
-                    yield from ((text_of(key), value, call) for key, value in pairs)
 
     @cached_property
     def values(self) -> Mapping[str, list[ast.AST]]:
@@ -144,25 +141,33 @@ class Script:
             if isinstance(parent, ast.If):
                 yield parent, child
 
-    def may_be_chosen(self, node: ast.AST, depth: int = 0) -> bool:
-        """Return whether something may keep a node from running on all ranks.
+    def may_skip(
+        self, node: ast.AST, *, is_progress: bool = False, seen: set[ast.AST] | None = None
+    ) -> bool:
+        """Return whether a node may not run: for a branch, an early return, its function's callers.
 
-        That is a condition on anything but the training's progress, a decorator or a context, on
-        the way to it or to each caller of its function, or a function that this file does not call.
+        A function that this file does not call may not run. `is_progress`: it may not run on all
+        ranks; conditions on the training's progress do not count, but decorators and contexts do.
         """
+        seen = set() if seen is None else seen
         for parent, child in self.around(node):
-            if self._chooses(parent, child) or self.left_before(parent, child, is_progress=True):
+            decides = self._chooses if is_progress else _branches
+            if decides(parent, child) or self.left_before(parent, child, is_progress=is_progress):
                 return True
             if isinstance(parent, Function):
-                callers = list(self.calls(parent.name, f".{parent.name}"))
-                return depth >= _DEEPEST or all(self.may_be_chosen(x, depth + 1) for x in callers)
+                if parent in seen:
+                    return True
+                seen.add(parent)
+                place = next(self.around(parent))[0] if parent.name == "__init__" else parent
+                name = getattr(place, "name", "?")  # of the function, or of the class
+                calls = self.calls(name, f".{name}")
+                return all(self.may_skip(x, is_progress=is_progress, seen=seen) for x in calls)
         return False
 
     def _chooses(self, parent: ast.AST, child: ast.AST) -> bool:
         match parent:
             case ast.If() | ast.IfExp() | ast.While():
-                is_chosen = child is not parent.test and not is_main_guard(parent.test)
-                deciding = [parent.test] if is_chosen else []
+                deciding = [parent.test] if _branches(parent, child) else []
             case ast.BoolOp():
                 deciding = [value for value in parent.values if value is not child]
             case ast.With() | ast.AsyncWith():
@@ -206,9 +211,12 @@ class Script:
         return bool(found) and rule in re.split(r"[\s,]+", names)
 
 
-def is_main_guard(test: ast.expr) -> bool:
-    """Return whether a test is that of `if __name__ == "__main__"`."""
-    return any(isinstance(node, ast.Name) and node.id == "__name__" for node in ast.walk(test))
+def _branches(parent: ast.AST, child: ast.AST) -> bool:
+    """Return whether a node may not run for what is around it; `if __name__ == ...` may."""
+    tests = ast.walk(parent.test) if isinstance(parent, ast.If) else ()
+    if any(isinstance(node, ast.Name) and node.id == "__name__" for node in tests):
+        return False
+    return isinstance(parent, _BRANCHES) and child is not vars(parent).get("test")
 
 
 def keyword(call: ast.Call, name: str) -> ast.expr | None:

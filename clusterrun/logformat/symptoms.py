@@ -13,7 +13,8 @@ _NO_METRIC = rb"(?!\s*[-+]?(?:\d*\.\d|nan\b|inf\b))"
 _LEVEL = rb"(?:ERROR|CRITICAL|FATAL)"
 
 # What a line that may report an error contains; letters only, in upper or lower case. A pattern
-# decides. None may backtrack without bounds: the agent reads everything that a rank writes.
+# decides, compiled at its first use: most agents need none. None may backtrack without bounds: the
+# agent reads everything that a rank writes.
 _WORDS = [
     "of memory",
     "kill",
@@ -34,7 +35,7 @@ _WORDS = [
     "exception",
 ]
 # Why a run dies: memory, NCCL, the GPU, a signal. What it was is for `diagnosis/causes` to say.
-_SEVERE = re.compile(
+_SEVERE = (
     # memory
     rb"CUDA out of memory|OutOfMemory|CUDA error: out of memory|\b[Oo]ut [Oo]f [Mm]emory\b"
     rb"|\boom[-_]kill|std::bad_alloc|[Cc]an(?:no|')t allocate memory"
@@ -51,31 +52,28 @@ _SEVERE = re.compile(
     rb"|\bSegmentation fault|\b[Bb]us error\b|(?:^|task [\d,\-]+: |\d )Aborted\b"
     rb"|Fatal Python error|terminate called|\bSignal \d+ \(SIG\w+\) received by PID"
 )
-_ERROR = re.compile(
-    b"|".join(
-        (
-            # the level of a log line
-            rb"^(?:wandb: )?" + _LEVEL + rb"(?:[:\]|]| (?![a-z]*=))" + _NO_NUMBER,
-            rb"\[" + _LEVEL + rb"\s*\]",
-            rb"[-|:]\s*" + _LEVEL + rb"\s*[-|:]\s" + _NO_NUMBER,
-            rb"^\W?\d[\d\-/:.,TZ ]{6,30}\]?\s+(?:\[?[\w.]+\]?:?\s+)?" + _LEVEL + rb"\b",
-            rb"\blevel=(?:error|critical|fatal)\b",
-            rb"\"level(?:name)?\": ?\"(?i:error|critical|fatal)\"",
-            rb"^E\d{4} \d\d:\d\d:\d\d|\[E(?:\d{3,4} \d\d:| \w+\.cpp:)",
-            # a program's own message
-            rb"(?:^|^[\w./+\-]+: |[:)\d]: )(?:fatal )?[Ee]rror:\s" + _NO_NUMBER,
-            rb"^(?:fatal|panic|FATAL): |\*\*\* [^*]*\bError \d+$",
-            rb"(?:^|[\]:>|)] ?)(?:[A-Za-z_]\w*\.)*[A-Z_]\w*(?:Error|Exception)(?:$|: )"
-            + _NO_METRIC,
-            rb"^(?:Exception (?:raised|in|ignored)|Unhandled exception|Caught \w+Error in)",
-            rb"\bAssertion [`'\"(].{0,400}failed",
-        )
+_ERROR = b"|".join(
+    (
+        # the level of a log line
+        rb"^(?:wandb: )?" + _LEVEL + rb"(?:[:\]|]| (?![a-z]*=))" + _NO_NUMBER,
+        rb"\[" + _LEVEL + rb"\s*\]",
+        rb"[-|:]\s*" + _LEVEL + rb"\s*[-|:]\s" + _NO_NUMBER,
+        rb"^\W?\d[\d\-/:.,TZ ]{6,30}\]?\s+(?:\[?[\w.]+\]?:?\s+)?" + _LEVEL + rb"\b",
+        rb"\blevel=(?:error|critical|fatal)\b",
+        rb"\"level(?:name)?\": ?\"(?i:error|critical|fatal)\"",
+        rb"^E\d{4} \d\d:\d\d:\d\d|\[E(?:\d{3,4} \d\d:| \w+\.cpp:)",
+        # a program's own message
+        rb"(?:^|^[\w./+\-]+: |[:)\d]: )(?:fatal )?[Ee]rror:\s" + _NO_NUMBER,
+        rb"^(?:fatal|panic|FATAL): |\*\*\* [^*]*\bError \d+$",
+        rb"(?:^|[\]:>|)] ?)(?:[A-Za-z_]\w*\.)*[A-Z_]\w*(?:Error|Exception)(?:$|: )" + _NO_METRIC,
+        rb"^(?:Exception (?:raised|in|ignored)|Unhandled exception|Caught \w+Error in)",
+        rb"\bAssertion [`'\"(].{0,400}failed",
     )
 )
-_PYTHON_WARNING = re.compile(rb"\b[A-Z]\w*Warning: ")
-_WARNING = re.compile(rb"\bWARN(?:ING)?\b|^W\d{4} |\blevel=warn")
-_COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
-_PREFIX = re.compile(
+_PYTHON_WARNING = rb"\b[A-Z]\w*Warning: "
+_WARNING = rb"\bWARN(?:ING)?\b|^W\d{4} |\blevel=warn"
+_COLOUR = rb"\x1b\[[0-9;]*m"
+_PREFIX = (
     rb"(?:\[(?:rank|default|Rank |node)?\d+\]:? ?|\d{1,7}: ?"
     rb"|\(\w[^()=]* pid=\d+(?:[^()\d][^()]*)?\) ?|PID \d+: ?)+"
 )
@@ -150,10 +148,10 @@ class Classifier:
 def _shown(text: bytes) -> bytes:
     """Return a line without colours, launchers' prefixes and overwritten bars."""
     if b"\x1b" in text:
-        text = _COLOUR.sub(b"", text)
+        text = re.sub(_COLOUR, b"", text)
     text = text.rstrip()
     text = text[text.rfind(b"\r") + 1 :]
-    prefix = _PREFIX.match(text, 0, _LOOKED_AT)
+    prefix = re.match(_PREFIX, text[:_LOOKED_AT])
     return text[prefix.end() :] if prefix else text
 
 
@@ -164,8 +162,8 @@ def _kind(shown: bytes) -> str:
 @lru_cache(maxsize=512)
 def _kind_of_form(form: bytes) -> str:
     """Return the kind of all lines that differ only in digits; cached, since errors repeat."""
-    if _PYTHON_WARNING.search(form):
+    if re.search(_PYTHON_WARNING, form):
         return ""
-    if _SEVERE.search(form):
+    if re.search(_SEVERE, form):
         return SEVERE
-    return ERROR if _ERROR.search(form) and not _WARNING.search(form) else ""
+    return ERROR if re.search(_ERROR, form) and not re.search(_WARNING, form) else ""

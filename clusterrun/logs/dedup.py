@@ -21,7 +21,6 @@ HELD_CHARS = 16 * 1024 * 1024
 TRACEBACK_US = 300_000  # that a traceback may wait for its last line
 _MAX_LINES = 500  # of a traceback
 _MAX_CHARS = 64 * 1024
-REMEMBERED = 1_000  # folded texts whose late copies are recognized
 
 # Numbers, versions, hexadecimal addresses. Line numbers of tracebacks must not differ.
 _NUMBER = r"([0-9](?:x[0-9a-fA-F]+|[0-9]*(?:[.,][0-9]+)*(?:e[-+]?[0-9]+)?))"
@@ -44,16 +43,13 @@ class Copies:
     ) -> None:
         self.line, self.body = line, body
         self.key, self.numbers = key, numbers
-        self.shown_before = 0  # writers whose copies have been shown, as bits
         self.taken = bit
         self.last_us = line.epoch_us
         self._is_block = "\n" in body
 
     @property
     def is_folded(self) -> bool:
-        """Return whether there are enough to fold; a late traceback is always folded."""
-        if self._is_block and self.shown_before:
-            return True
+        """Return whether there are enough to fold."""
         few = self._is_block or self.line.rank is None
         return self.count >= (LEAST_WRITERS if few else LEAST_COPIES)
 
@@ -95,7 +91,6 @@ class Dedup:
         self._queued_chars = 0
         # Copies in the queue: a rank's nth line with a text is in its nth entry.
         self._open: dict[tuple[Stream, str], list[Copies]] = {}
-        self._shown: dict[tuple[Stream, str], int] = {}
         self._now_us = self._due_us = 0
 
     def feed(self, line: LogLine, body: str) -> None:
@@ -128,10 +123,6 @@ class Dedup:
             same[nth].add(line, numbers, bit)
             return same[nth]
         copies = Copies(line, body, key, numbers, bit)
-        shown = self._shown.get((line.stream, key), 0) if self._shown else 0
-        if not shown & bit:
-            copies.shown_before = shown
-            copies.taken |= shown
         same.append(copies)
         return copies
 
@@ -171,10 +162,6 @@ class Dedup:
         self._open[text].pop(0)
         if not self._open[text]:
             del self._open[text]
-        if copies.is_folded or copies.shown_before:
-            self._shown[text] = copies.taken
-            if len(self._shown) > REMEMBERED:
-                del self._shown[next(iter(self._shown))]
 
 
 class LineCount:

@@ -11,7 +11,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
-from clusterrun.logformat.lines import LogLine, Stream, parse_end
+from clusterrun.logformat.lines import LogLine, Stream
 from clusterrun.logs.merge import last_lines, merge_sources
 from clusterrun.logs.sources import (
     EVERYTHING,
@@ -45,19 +45,12 @@ class Joined(NamedTuple):
     files: tuple[LogFile, ...]
 
 
-class Left(NamedTuple):
-    """A node's log is complete; its agent ended with this status."""
-
-    node: str
-    code: int
-
-
 @dataclass(frozen=True, kw_only=True)
 class Pause:
     """Everything available was yielded; the next poll comes after the interval."""
 
 
-Entry = LogLine | NewAttempt | Joined | Left | Pause
+Entry = LogLine | NewAttempt | Joined | Pause
 
 
 def follow(
@@ -71,7 +64,7 @@ def follow(
     folded: bool = False,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Entry]:
-    """Yield the last `tail` lines (all for None), then each new line until the end.
+    """Yield the last `tail` lines (all for None), then each new line and END record until the end.
 
     `folded` counts equal lines of many ranks once. Start at `attempt` (default: the newest), and
     continue with later ones unless it `is_chosen`. Stop once `ended()` returned True and everything
@@ -80,10 +73,10 @@ def follow(
     number = attempt or max(catalogue.attempts(), default=0)
     current = _Attempt(catalogue=catalogue, number=number, query=query)
     if tail is not None:
-        stretches, news = current.look(last=False)
-        yield from news
-        past = [each.without(lambda _, stream: stream is Stream.END) for each in stretches]
-        yield from _entries(last_lines(past, query, tail, folded=folded))
+        yield from current.join()
+        past = current.look(last=False)
+        past = [each.without(lambda _, stream: stream is Stream.END) for each in past]
+        yield from last_lines(past, query, tail, folded=folded)
     while True:
         over = ended()
         later = [number for number in catalogue.attempts() if number > current.number]
@@ -105,9 +98,9 @@ class _Position:
     """How far a source has been read."""
 
     source: Source
-    inode: int
     offset: int
     size: int = 0
+    inode: int = 0  # not known yet
 
 
 @dataclass(kw_only=True)
@@ -121,52 +114,46 @@ class _Attempt:
     _known: set[Path] = field(default_factory=set)
     _held: deque[LogLine] = field(default_factory=deque)
 
-    def news(self, *, last: bool) -> Iterator[Entry]:
+    def news(self, *, last: bool) -> Iterator[LogLine | Joined]:
         """Yield what was written since the last poll, in order; the last holds back no lines."""
-        stretches, news = self.look(last=last)
-        yield from news
+        yield from self.join()
+        stretches = self.look(last=last)
         lines = merge_sources(stretches)
         if len(self.places) > 1:
             lines = self._in_order(lines, holds=bool(stretches) and not last)
-        yield from _entries(lines)
+        yield from lines
 
-    def look(self, *, last: bool) -> tuple[list[Source], list[Entry]]:
+    def look(self, *, last: bool) -> list[Source]:
         """Find what was written since the last poll; the last poll also takes torn lines."""
-        joined = self._join()
-        news: list[Entry] = [Joined(files=joined)] if joined else []
         stretches = []
-        paths = dict.fromkeys(place.source.file.path for place in self.places)
-        stats = {path: stat_file(path, fresh=last) for path in paths}  # before any file is read
-        for place in self.places:
-            path = place.source.file.path
-            if (found := stats[path]) is None:
+        paths = [place.source.file.path for place in self.places]
+        stats = [stat_file(path, fresh=last) for path in paths]  # before any file is read
+        for place, path, found in zip(self.places, paths, stats, strict=True):
+            if found is None:
                 continue
-            if found.st_ino != place.inode or found.st_size < place.offset:
-                # It was replaced or truncated: read it from its beginning.
-                place.inode, place.offset, place.size = found.st_ino, 0, 0
+            if place.inode not in (0, found.st_ino) or found.st_size < place.offset:
+                place.offset = place.size = 0  # it was replaced or truncated: read all of it
+            place.inode = found.st_ino
             if found.st_size == place.size and not last:
                 continue
             start, place.size = place.offset, found.st_size
             place.offset = place.size if last else find_line_end(path, start, place.size)
             if place.offset > start:
                 stretches.append(replace(place.source, start=start, end=place.offset))
-        return stretches, news
+        return stretches
 
-    def _join(self) -> tuple[LogFile, ...]:
-        """Add the files that have appeared."""
+    def join(self) -> Iterator[Joined]:
+        """Add the files that have appeared, and tell of the logs among them."""
         files = self.catalogue.files(self.number)
         changed = {file.node for file in files if file.path not in self._known}
-        if not changed:
-            return ()
         candidates = [file for file in files if file.node in changed]
         for source in sources_of(candidates, self.query, live=True):
             if source.file.path not in self._known:
-                found = stat_file(source.file.path)
-                inode = found.st_ino if found else 0
-                self.places.append(_Position(source=source, inode=inode, offset=source.start))
+                self.places.append(_Position(source=source, offset=source.start))
         new = [file for file in candidates if file.path not in self._known]
         self._known.update(file.path for file in new)
-        return tuple(file for file in new if file.kind is not FileKind.ERRORS)
+        if logs := tuple(file for file in new if file.kind is not FileKind.ERRORS):
+            yield Joined(files=logs)
 
     def _in_order(self, lines: Iterable[LogLine], *, holds: bool) -> Iterator[LogLine]:
         """Hold the newest lines until the next poll: another node's may belong before them."""
@@ -178,11 +165,3 @@ class _Attempt:
                 yield held.popleft()
         while held and not holds:
             yield held.popleft()
-
-
-def _entries(lines: Iterable[LogLine]) -> Iterator[LogLine | Left]:
-    for line in lines:
-        if line.stream is Stream.END:
-            yield Left(node=line.node, code=parse_end(line.text))
-        else:
-            yield line

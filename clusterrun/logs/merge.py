@@ -13,7 +13,6 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from enum import Flag, auto
 from itertools import chain
 from operator import itemgetter
 
@@ -144,9 +143,6 @@ def _read_ahead(live: list[Reader]) -> None:
 Head = tuple[bool, "int | None", Stream, bool]
 
 
-MOST_SPEAKERS = 20_000
-
-
 class LineHeads(dict[bytes, "Head | None"]):
     """Maps ` <rank> <stream> ` to its meaning, and to whether such lines are wanted."""
 
@@ -159,9 +155,7 @@ class LineHeads(dict[bytes, "Head | None"]):
         if not match:
             return None
         rank, stream, partial = who_wrote(match)
-        head = (self._takes(rank, stream), rank, stream, partial)
-        if len(self) < MOST_SPEAKERS:  # a damaged file may have any number
-            self[key] = head
+        head = self[key] = (self._takes(rank, stream), rank, stream, partial)
         return head
 
 
@@ -363,7 +357,6 @@ def find_stretches(data: bytes, literals: Literals) -> list[tuple[int, int]]:
 
 # The last lines: each file is read backwards, only as far as necessary
 
-MOST_LINES = 200_000
 _FIRST_BYTES = 4 * 1024
 _BLOCK_BYTES = 16 * 1024
 _ENOUGH_BYTES = 64 * 1024  # of lines of one file to hold: there may be a thousand files
@@ -373,22 +366,13 @@ _AFTER_ALL = b"9" * 16  # a stamp
 Order = tuple[int, int, int]  # minus time, minus node, minus place: the newest comes first
 
 
-class Cut(Flag):
-    """What a tail leaves out."""
-
-    NOTHING = 0
-    LINES = auto()
-    ERRORS = auto()
-    FULL = auto()  # more lines, for lack of memory
-
-
 @dataclass(frozen=True, kw_only=True)
 class Tail:
-    """The last lines in batches; `errors` are the error lines before the first of them."""
+    """The last lines in batches; `errors` are error lines before them. `is_cut`: there are more."""
 
     rounds: Iterable[Sequence[LogLine]]
     errors: Sequence[LogLine] = ()
-    cut: Cut = Cut.NOTHING
+    is_cut: bool = False
 
     def __iter__(self) -> Iterator[LogLine]:
         return chain(self.errors, chain.from_iterable(self.rounds))
@@ -398,8 +382,7 @@ def find_newest(sources: Iterable[Source], count: int, *, folded: bool = False) 
     """Return the last `count` lines of `merge_sources`, in its order, fewer if memory is full.
 
     The pieces of a line count once. `folded` counts equal lines of many ranks once, as `dedup`
-    shows them, and returns at most MOST_LINES. Raises ClusterrunError for a file that can't be
-    read.
+    shows them. Raises ClusterrunError for a file that can't be read.
     """
     sources = list(sources)
     number_of = number_nodes(sources)
@@ -418,9 +401,6 @@ def find_newest(sources: Iterable[Source], count: int, *, folded: bool = False) 
                 if counted.count > count:  # not a piece of the oldest wanted line
                     break
                 found.append(reader.lines.pop())
-                if folded and len(found) >= MOST_LINES:
-                    is_full = True
-                    break
             elif held_bytes > MAX_HELD_BYTES:
                 is_full = True
             else:
@@ -430,9 +410,7 @@ def find_newest(sources: Iterable[Source], count: int, *, folded: bool = False) 
             else:
                 heapq.heappop(heap)
     found.reverse()
-    is_all = not (heap or is_full)
-    cut = Cut.NOTHING if is_all else Cut.LINES | (Cut.FULL if is_full else Cut.NOTHING)
-    return Tail(rounds=[found], cut=cut)
+    return Tail(rounds=[found], is_cut=bool(heap) or is_full)
 
 
 class _Backward:
@@ -507,53 +485,26 @@ def last_lines(
 ) -> Tail:
     """Return the last `count` lines (None: all) of the sources of a query.
 
-    In an overview up to half of them are the newest error lines of all ranks.
+    In an overview, the newest `count // 2` error lines of all ranks come first if they are older.
     """
     sources = list(sources)
     if count is None:
         return Tail(rounds=merge_rounds(sources))
     found = find_newest(sources, count, folded=folded)
-    if not (found.cut and query.overview):
+    if not (found.is_cut and query.overview):
         return found
     sides = [
         replace(each, only_errors=True, takes=lambda _, stream: stream in query.streams)
         for each in sources
         if each.file.kind is FileKind.ERRORS
     ]
-    newest_errors = find_newest(sides, count // 2, folded=folded)
-    errors = list(newest_errors)
-    lines = _with_room(list(found), errors, count, folded=folded)
-    cut = found.cut | (Cut.ERRORS if newest_errors.cut else Cut.NOTHING)
-    return Tail(rounds=[lines], errors=_before(lines, errors) if lines else (), cut=cut)
-
-
-def _with_room(
-    lines: list[LogLine], errors: list[LogLine], count: int, *, folded: bool
-) -> list[LogLine]:
-    """Drop the oldest of the last lines if older error lines need room.
-
-    All error lines among the rest are also in `errors`.
-    """
-    if not _before(lines, errors):
-        return lines
-    kept = set(map(_place, errors))
-    counted, others = LineCount(folded=folded), LineCount(folded=folded)
-    for line in reversed(errors):
-        counted.add(line)
-    for start in range(len(lines), 0, -1):
-        line = lines[start - 1]
-        if _place(line) not in kept:
-            others.add(line)
-            if others.count > count - counted.count:
-                return lines[start:]
-    return lines
-
-
-def _before(lines: list[LogLine], errors: list[LogLine]) -> list[LogLine]:
-    """Return the error lines that are older than all of `lines`."""
-    shown = set(map(_place, lines))
-    return [e for e in errors if e.epoch_us <= lines[0].epoch_us and _place(e) not in shown]
-
-
-def _place(line: LogLine) -> tuple[str, int]:
-    return line.node, line.offset
+    shown = {(line.node, line.offset) for line in found}
+    begin_us = next((line.epoch_us for line in found), 0)
+    errors = find_newest(sides, count // 2, folded=folded)
+    # A newer one that is not shown was written after the end of its log was looked up.
+    older = [
+        line
+        for line in errors
+        if line.epoch_us <= begin_us and (line.node, line.offset) not in shown
+    ]
+    return replace(found, errors=older)

@@ -26,7 +26,8 @@ def readable(text: bytes, *, keep_colours: bool) -> str:
     body = text.decode("utf-8", "replace")
     if body.isprintable():  # true for most lines: nothing to remove
         return body
-    return strip_controls(last_state(body), keep_colours=keep_colours)
+    last_state = body.rstrip("\r").rpartition("\r")[2]  # of a progress bar
+    return strip_controls(last_state, keep_colours=keep_colours)
 
 
 def strip_controls(text: str, *, keep_colours: bool) -> str:
@@ -41,11 +42,6 @@ def strip_controls(text: str, *, keep_colours: bool) -> str:
         return _CONTROL.sub("", text)
     kept = _CONTROL.sub(lambda match: match["sgr"] or "", text)
     return kept + _RESET if "\x1b[" in kept and not kept.endswith(_RESET) else kept
-
-
-def last_state(text: str) -> str:
-    """Return the last state of a progress bar: the text after the last carriage return."""
-    return text.rstrip("\r").rpartition("\r")[2]
 
 
 def clock_time(epoch_us: int) -> str:

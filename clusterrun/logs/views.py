@@ -268,17 +268,11 @@ class TextView(View):
         chars = self.time_chars
         start = f"{clock_time(line.epoch_us)[:chars]} " if chars else ""
         if copies:
-            what = "node" if line.rank is None else "rank"
-            label = f"[{count(copies.count, f'more {what}' if copies.shown_before else what)}]"
+            label = f"[{count(copies.count, 'node' if line.rank is None else 'rank')}]"
             start += self._written(label, line.stream, colour=1)
         else:
             start += self._head(line)
-        if not (copies or "\n" in body):
-            self.write(f"{start}{body}\n".encode())
-            return
         texts = body.split("\n")
-        if copies and copies.shown_before:
-            texts = texts[-1:]  # the end of a traceback; the rest was shown before
         if copies and self.prefix:
             texts[-1] += _spread(copies)
         for text in texts:

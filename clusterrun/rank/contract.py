@@ -33,7 +33,6 @@ from clusterrun.rank.engine import (
     switched_on,
 )
 from clusterrun.rank.import_hooks import Patch, pass_on, patch_on_import
-from clusterrun.shared.control_page import Joining
 from clusterrun.shared.files import write_whole
 from clusterrun.shared.given import STORE_PORT
 
@@ -47,6 +46,10 @@ DO_NOT_SPAWN = (
     "call the training function directly instead of through spawn(), with"
     " int(os.environ['LOCAL_RANK']) as its index, and call init_process_group() without rank and"
     " world_size"
+)
+WHY_ALONE = (
+    "accelerate would train a separate model in each rank: usually no GPU is usable here and"
+    " ACCELERATE_USE_CPU is not true (use_cpu in its configuration is not enough)"
 )
 OnBroken = Callable[[WorldContractError, str], NoReturn]
 
@@ -92,17 +95,14 @@ class Contract:
     def has_joined(self) -> bool:
         """Return whether the rank, or a process that acts for it, has joined its world."""
         page = self._page
-        return self.had_group or (page is not None and page.joining(self._slot) is Joining.JOINED)
+        return self.had_group or (page is not None and page.has_joined(self._slot))
 
-    def note(self, joining: Joining) -> None:
-        """Publish how far the rank is, for its agent and for the processes that it starts."""
-        self.had_group |= joining is Joining.JOINED
-        if joining is Joining.JOINED:
-            self._act_once()
-        if joining is Joining.WAITS:
-            self.waits_since = time.monotonic()
+    def joined(self) -> None:
+        """Publish that the rank has joined its world, for the processes that it starts."""
+        self.had_group = True
+        self._act_once()
         if self._page is not None:
-            self._page.note_joining(self._slot, joining)
+            self._page.joined(self._slot)
 
     def prints_stacks(self, signum: int) -> None:
         """Publish that the rank's handler of a signal does not save."""
@@ -151,7 +151,7 @@ class Contract:
             return
         if self.is_mine and (size := _group_size()):
             self.check_size(size, "torch.distributed")
-            self.note(Joining.JOINED)
+            self.joined()
         elif self.is_mine:
             message = f"this rank trains alone, but the job requested a world of {self.expected}"
             cause = "an optimizer stepped before the rank joined a process group"
@@ -229,7 +229,7 @@ def _watch_torch(contract: Contract, module: ModuleType) -> None:
             return original(*args, **kwargs)
         if contract.timeout_s > 0:
             call.give_timeout(contract.timeout_s)
-        contract.note(Joining.WAITS)
+        contract.waits_since = time.monotonic()
         result = original(*call.args, **call.kwargs)
         _group_made(contract, module)
         return result
@@ -270,9 +270,9 @@ def _watch_rpc(contract: Contract, module: Any) -> None:
             return
         size = _Call(original, args, kwargs).size
         contract.check_size(size, "init_rpc()")
-        contract.note(Joining.WAITS)
+        contract.waits_since = time.monotonic()
         original(*args, **kwargs)
-        contract.note(Joining.JOINED)
+        contract.joined()
         contract.first_step.drop(contract.check_step)
         if own_rank() == 0:
             waited_s = round(time.monotonic() - contract.waits_since, 6)
@@ -338,7 +338,7 @@ def _is_mp_spawned() -> bool:
 def _group_made(contract: Contract, module: ModuleType) -> None:
     size = module.get_world_size()
     contract.check_size(size, "torch.distributed")
-    contract.note(Joining.JOINED)
+    contract.joined()
     contract.first_step.drop(contract.check_step)
     answer_asks()
     if contract.is_mine and str(module.get_backend()) == "gloo":
@@ -414,23 +414,10 @@ def _watch_accelerate(contract: Contract, module: ModuleType) -> None:
         finally:
             os.environ.update(kept)
         if mine:
-            contract.check_size(self.num_processes, "accelerate", _why_alone(self.num_processes))
+            cause = WHY_ALONE if self.num_processes == 1 else None
+            contract.check_size(self.num_processes, "accelerate", cause)
 
     module.PartialState.__init__ = __init__
-
-
-def _why_alone(size: int) -> str | None:
-    """Return the usual reason why accelerate made a world of one."""
-    import torch
-
-    if size != 1:
-        return None
-    if is_forced_to_cpu() or torch.cuda.is_available():
-        return "accelerate chose no distributed backend: each rank would train a separate model"
-    return (
-        "no GPU is usable here and ACCELERATE_USE_CPU is not true: accelerate would train a"
-        " separate model in each rank (use_cpu in its configuration is not enough)"
-    )
 
 
 def watch_locks(module: ModuleType) -> None:

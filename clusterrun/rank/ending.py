@@ -9,7 +9,6 @@ import gc
 import io
 import json
 import os
-import resource
 import sys
 import time
 import traceback
@@ -153,7 +152,11 @@ def _is_of_torch(value: object) -> bool:
 
 def _peaks() -> dict[str, int]:
     """Return the peak memory of this process and what it has written, in bytes."""
-    peaks = {"rss_bytes": _peak_rss()}
+    peaks: dict[str, int] = {}
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        # getrusage() counts what this process was before exec, too.
+        status = Path("/proc/self/status").read_text(errors="replace")
+        peaks["rss_bytes"] = int(status.partition("VmHWM:")[2].split()[0]) * 1024
     with contextlib.suppress(OSError, ValueError):
         peaks["written_bytes"] = int(Path("/proc/self/io").read_text().split()[3])
     cuda: Any = sys.modules.get("torch.cuda")
@@ -162,16 +165,6 @@ def _peaks() -> dict[str, int]:
             peaks["cuda_allocated_bytes"] = int(cuda.max_memory_allocated())
             peaks["cuda_reserved_bytes"] = int(cuda.max_memory_reserved())
     return peaks
-
-
-def _peak_rss() -> int:
-    """Return the peak RSS of this program in bytes; getrusage includes the process before exec."""
-    try:
-        with open("/proc/self/status", encoding="ascii", errors="replace") as file:
-            line = next(line for line in file if line.startswith("VmHWM:"))
-        return int(line.split()[1]) * 1024
-    except (OSError, StopIteration, ValueError):
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _report(code: int, message: str, cause: str, error: BaseException) -> None:

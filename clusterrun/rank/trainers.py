@@ -268,16 +268,16 @@ def _newest(folder: str, here: int, settings: Mapping[str, int], last: int) -> s
             raise refusal(f"can't continue from {path}: {words}", hint)
         else:
             tell(
-                f"the Trainer continues from {path} (to begin anew: "
+                f"the Trainer continues from {path} (to start over: "
                 "--set launch.trainer_resume=false)"
             )
             return str(path)
     if offered:
-        tell("the Trainer begins anew: no checkpoint of this run can be used")
+        tell("the Trainer starts over: no checkpoint of this run can be used")
     elif here == 0:
         other, _ = checkpoint_files.newest(_record(folder, 0).parent, TRAINERS, contents=False)
         if other:
-            say(f"the Trainer begins anew: it saves to {folder}, but this run saved {other.path}")
+            say(f"the Trainer starts over: it saves to {folder}, but this run saved {other.path}")
     return None
 
 
@@ -288,7 +288,7 @@ def _problem(path: Path, here: int, found: Checkpoint, files: Sums) -> str:
     needed = {name: files[name] for name in files if name not in own_words}
     try:
         if 0 < here < found.world_size and not zipfile.is_zipfile(own):
-            raise IncompleteError(f"{own.name} is missing, or was not written to its end")
+            raise IncompleteError(f"{own.name} is missing or incomplete")
         if os.environ.get("LOCAL_RANK", "0") == "0":
             checkpoint_files.check(path, needed)
             if not (path / _STATE).is_file():

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from clusterrun import __version__
 from clusterrun.config.environments import SetupStep, Tool, read_step
 from clusterrun.config.hosts import parse_host
-from clusterrun.errors import ConfigError, NodeExit, UsageError
+from clusterrun.errors import ConfigError, NodeExit
 from clusterrun.launch.accelerate_argv import (
     RUN_DIR,
     entry_words,
@@ -28,9 +28,6 @@ from clusterrun.shared.own_modules import RUN_MODULE
 
 if TYPE_CHECKING:
     from jinja2 import Environment
-
-# Slurm's own limit on a batch script (SchedulerParameters=max_script_size, 4 MiB by default).
-MAX_SCRIPT_BYTES = 4 * 1024 * 1024
 
 
 # Any text as data: a word of bash, a directive of sbatch, a scalar of YAML
@@ -159,8 +156,7 @@ def render_bundle(plan: Plan, *, resolved_yaml: str, template_dirs: Sequence[Pat
     """Render every file of a run; the same plan gives the same bytes.
 
     `template_dirs` contain templates of the site or the project, which override ours by name.
-    Raises ConfigError for an unusable template, UsageError if the batch script is larger than
-    Slurm accepts.
+    Raises ConfigError for an unusable template.
     """
     render = partial(_render, _environment((*template_dirs, *template_directories())))
     values: dict[str, object] = {
@@ -190,14 +186,7 @@ def render_bundle(plan: Plan, *, resolved_yaml: str, template_dirs: Sequence[Pat
         for name, text in carried.items()
     ]
     values |= {"carried": files, "directory": directory_name(plan.name)}
-    script = render("job.sbatch.j2", values)
-    size = len(script.encode(errors="surrogateescape"))
-    if size > MAX_SCRIPT_BYTES:
-        raise UsageError(
-            f"the batch script would be {size} bytes; Slurm accepts {MAX_SCRIPT_BYTES} by default",
-            hint="pass long lists of arguments in a file",
-        )
-    return Bundle(files={"job.sbatch": script, **carried})
+    return Bundle(files={"job.sbatch": render("job.sbatch.j2", values), **carried})
 
 
 def _delimiter(text: str) -> str:

@@ -29,12 +29,10 @@ class EventType(str, Enum):
     CHECKED = "checked"
     PREFLIGHT = "preflight"
     FORGE = "forge"
-    NOT_FORKED = "not_forked"
     RENDEZVOUS = "rendezvous"
     RANK_START = "rank_start"
     WORLD_READY = "world_ready"
     ENGINE = "engine"
-    UNJOINED = "unjoined"
     STEP = "step"
     RESUMED = "resumed"
     LOSSES = "losses"
@@ -63,8 +61,6 @@ class Event:
     host: str | None = None
     engine: str | None = None
     world_size: int | None = None
-    running: int | None = None
-    waiting: int | None = None
     rss_bytes: int | None = None
     cuda_allocated_bytes: int | None = None
     written_bytes: int | None = None
@@ -185,11 +181,6 @@ class Phase(str, Enum):
     RENDEZVOUS = "rendezvous"  # until all ranks have joined
     FIRST_STEP = "first_step"  # until rank 0 reports a step
 
-    @property
-    def text(self) -> str:
-        """The phase for people."""
-        return self.value.replace("_", " ")
-
 
 ENDED_BY: dict[EventType, Phase] = {  # the first node's events, in order; others are not seen there
     EventType.STARTED: Phase.SETUP,
@@ -207,12 +198,10 @@ class Startup:
     """The seconds of each phase of a start; those that are unknown are left out.
 
     `is_restart`: it began when the previous attempt failed or ended, not with a submission.
-    `not_forked`: why the first node's ranks were not forked; empty if they were, or need not be.
     """
 
     phases: tuple[tuple[Phase, float], ...]
     is_restart: bool = False
-    not_forked: str = ""
 
     @property
     def total_s(self) -> float:
@@ -220,13 +209,7 @@ class Startup:
         return sum(seconds for _, seconds in self.phases)
 
 
-def startup_of(
-    ends: Mapping[Phase, float],
-    since: float | None,
-    *,
-    is_restart: bool = False,
-    not_forked: str = "",
-) -> Startup:
+def startup_of(ends: Mapping[Phase, float], since: float | None, *, is_restart: bool) -> Startup:
     """Return the phases between their ends; without `since`, the first one's time is unknown.
 
     Clocks of different machines may differ a little: no phase takes less than 0 s.
@@ -238,17 +221,16 @@ def startup_of(
         if at is not None:
             found.append((phase, max(0.0, end - at)))
         at = end if at is None else max(at, end)
-    return Startup(phases=tuple(found), is_restart=is_restart, not_forked=not_forked)
+    return Startup(phases=tuple(found), is_restart=is_restart)
 
 
-def read_start(paths: RunPaths, attempt: int) -> tuple[dict[Phase, float], str]:
-    """Return when each phase of an attempt's start ended, and why no rank was forked.
+def read_start(paths: RunPaths, attempt: int) -> dict[Phase, float]:
+    """Return when each phase of an attempt's start ended; {} until ranks have started.
 
-    Both are empty until ranks have started. The times are those of the first node's events.
+    The times are those of the first node's events.
     """
     record = read_attempt(paths, attempt)
     ends: dict[Phase, float | None] = {Phase.PROLOG: record.taken_at or None}
-    not_forked = ""
     for head in record.nodes[:1]:
         for event in read_ends(paths.events(head), attempt):
             if phase := ENDED_BY.get(event.type):
@@ -256,12 +238,10 @@ def read_start(paths: RunPaths, attempt: int) -> tuple[dict[Phase, float], str]:
                 ends[phase] = max(known, event.at) if phase is Phase.LAUNCHER else known
             if event.type is EventType.STARTED:
                 ends |= {Phase.QUEUE: event.job_start, Phase.STAGE: event.staged_at}
-            elif event.type is EventType.NOT_FORKED:
-                not_forked = event.reason or ""
             elif event.type is EventType.WORLD_READY and event.waited_s is not None:
                 ends.setdefault(Phase.IMPORTS, event.at - event.waited_s)
             elif event.type is EventType.STEP:
                 break
     if Phase.LAUNCHER not in ends:
-        return {}, ""
-    return {phase: end for phase, end in ends.items() if end is not None}, not_forked
+        return {}
+    return {phase: end for phase, end in ends.items() if end is not None}

@@ -228,7 +228,7 @@ def read_end(paths: RunPaths) -> End | None:
 
 
 # Requests in an attempt's directory: to interrupt it (one word in `request`), and to show where its
-# ranks are (the files `look-<id>.<what>`)
+# ranks are (the files `look-<id>.fr`)
 
 
 def read_request(path: Path) -> Reason | None:
@@ -246,21 +246,19 @@ def write_request(path: Path, reason: Reason) -> None:
         write(path, f"{reason.value}\n")
 
 
-STACKS, DUMPS = ".stacks", ".fr"
-_PREFIX = "look-"
+_PREFIX, _SUFFIX = "look-", ".fr"
 
 
-def request_look(directory: Path, *, with_dumps: bool) -> Path:
+def request_look(directory: Path) -> Path:
     """Request a look at the ranks; return the request's path. Raises OSError."""
-    name = f"{_PREFIX}{secrets.token_hex(4)}{DUMPS if with_dumps else STACKS}"
-    (path := directory / name).touch(mode=0o600)
+    (path := directory / f"{_PREFIX}{secrets.token_hex(4)}{_SUFFIX}").touch(mode=0o600)
     return path
 
 
 def requests(directory: Path) -> list[Path]:
     """List the requests in an attempt's directory."""
     names = [name for name in os.listdir(directory) if name.startswith(_PREFIX)]
-    return [directory / name for name in sorted(names) if name.endswith((STACKS, DUMPS))]
+    return [directory / name for name in sorted(names) if name.endswith(_SUFFIX)]
 
 
 def answer_path(request: Path) -> Path:

@@ -12,7 +12,6 @@ import platform
 import pwd
 import re
 import shlex
-import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -80,7 +79,6 @@ class JobRecord:
     time_minutes: int
     versions: Mapping[str, str]
     user: str
-    host: str
     earlier_job_ids: tuple[JobId, ...] = ()
     chained_job_ids: tuple[JobId, ...] = ()
     chain_length: int = 0
@@ -102,11 +100,6 @@ class JobRecord:
     def job_ids(self) -> tuple[JobId, ...]:
         """All jobs of the run, past and future, in order."""
         return (*filter(None, (*self.earlier_job_ids, self.job_id, *self.chained_job_ids)),)
-
-    @property
-    def is_own(self) -> bool:
-        """Return whether this user submitted it."""
-        return self.user == current_user()
 
     @property
     def paths(self) -> RunPaths:
@@ -134,7 +127,6 @@ def new_record(plan: Plan, paths: RunPaths, *, argv: Sequence[str], now: float) 
         workdir=plan.workdir,
         versions={"python": platform.python_version(), **{k: v for k, v in versions.items() if v}},
         user=current_user(),
-        host=socket.gethostname(),
         is_smoke=plan.is_smoke,
         **_shape(plan),
     )
@@ -289,8 +281,7 @@ def job_id_in(environ: Mapping[str, str]) -> JobId:
 def _registered(record: JobRecord, environ: Mapping[str, str]) -> JobRecord:
     job_id = job_id_in(environ)
     if not record.job_id:
-        host = environ.get("SLURM_SUBMIT_HOST") or record.host
-        return dataclasses.replace(record, job_id=job_id, host=host)
+        return dataclasses.replace(record, job_id=job_id)
     return continued_by(record, job_id) if job_id else record
 
 
@@ -323,19 +314,6 @@ def list_records(
         if record is not None and of(record):
             found.append(record)
     return sorted(found, key=lambda record: record.age_key, reverse=True)[:limit]
-
-
-def count_namesakes(record: JobRecord) -> int:
-    """Count the runs with a run's name in its directory of runs, without reading them."""
-    return sum(1 for _ in _record_files(record.runs_dir, record.name))
-
-
-def earlier_namesakes(record: JobRecord, limit: int) -> list[JobRecord]:
-    """Return the newest runs of a run's name that were submitted before it, `limit` at most."""
-    before = record.submitted_at
-    return list_records(
-        record.runs_dir, limit, name=record.name, of=lambda other: other.submitted_at < before
-    )
 
 
 def _entries(directory: Path) -> list[os.DirEntry[str]]:
@@ -500,8 +478,8 @@ def adopted(record: JobRecord) -> JobRecord:
     if home is None:
         word = record.job_id or shlex.quote(record.run_dir)
         raise NotAdoptedError(
-            f"job {word} is elsewhere, on {record.home.host}, but only its job.json says so",
-            hint=f"if you trust it to run {record.home.python} there: "
+            f"job {word} is on {record.home.host}, but only according to its job.json",
+            hint=f"if this run may use {record.home.python} on {record.home.host}: "
             f"clusterrun status --adopt {word}",
         )
     return dataclasses.replace(record, home=home)

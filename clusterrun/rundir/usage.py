@@ -22,13 +22,6 @@ HALF_BYTES: Final = 2 << 20
 LINE_BYTES: Final = 64 << 10  # at most; a node of 8 GPUs has lines of about 1 KB
 
 
-class ActivityKind(str, Enum):
-    """What the activity of a GPU is a share of."""
-
-    SM = "sm"  # its multiprocessors, on average over the time
-    UTILIZATION = "utilization"  # the time in which any kernel runs
-
-
 class AlertKind(str, Enum):
     """What an alert is about."""
 
@@ -51,10 +44,8 @@ class Alert:
 class GpuSample:
     """A GPU, by the number that the ranks use; None: NVML does not report it.
 
-    Activities are percent: `activity` since the sample before, `activity_mean` of the attempt, as
-    `memory_peak_bytes`. `ecc_errors` are uncorrected ones since the GPU's last reset; `throttle`
-    has bits of nvmlClocksEventReasons (`health.gpus` describes them). `idle_s`: for how
-    long its activity has been below 5 %.
+    Activities are percent: `activity` of late, `activity_mean` of the attempt, as
+    `memory_peak_bytes`. `idle_s`: for how long its activity has been below 5 %.
     """
 
     index: int
@@ -62,12 +53,9 @@ class GpuSample:
     memory_total_bytes: int | None = None
     memory_peak_bytes: int | None = None
     activity: float | None = None
-    activity_kind: ActivityKind | None = None
     activity_mean: float | None = None
     power_w: float | None = None
     temperature_c: int | None = None
-    ecc_errors: int | None = None
-    throttle: int | None = None
     idle_s: float = 0.0
 
     @property
@@ -81,10 +69,9 @@ class Sample:
     """What an attempt uses on one node; `at` is in epoch seconds by the conductor's clock.
 
     Host memory is that of the cgroup with the smallest limit, or of the machine if no limit is
-    smaller than its memory; `cache_bytes`, which the kernel can take back, is apart. It is full in
-    `host_full_s` if it grows as in the last ten minutes. `cpu` is a number of CPUs, of `cpus`.
-    Rates are bytes per second of the machine. `ranks` has pairs of a rank and the memory that is
-    its own and its processes' own. `lost` samples could not be written.
+    smaller than its memory, without page cache. It is full in `host_full_s` if it grows as in the
+    last ten minutes. `cpu` is a number of CPUs, of `cpus`. `ranks` has pairs of a rank and the
+    memory that is its own and its processes' own. `lost` samples could not be written.
     """
 
     at: float
@@ -93,14 +80,9 @@ class Sample:
     host_bytes: int | None = None
     host_limit_bytes: int | None = None
     host_peak_bytes: int | None = None
-    cache_bytes: int | None = None
     host_full_s: float | None = None
     cpu: float | None = None
     cpus: int | None = None
-    disk_read: int | None = None
-    disk_written: int | None = None
-    received: int | None = None
-    sent: int | None = None
     ranks: tuple[tuple[int, int], ...] = ()
     gpus: tuple[GpuSample, ...] = ()
     alerts: tuple[Alert, ...] = ()

@@ -1,11 +1,12 @@
 """The page of shared memory with which the agent of a node and its ranks agree on a save point.
 
-The ranks also note there how far they are in joining their process group.
+The ranks also note there that they have joined their process group.
 
 The page is a file in the spool that both sides map. It consists of 8-byte words; only one side
-writes each. How all ranks save at the same step without a collective: docs/architecture.md. No rank
-can be beyond the save point: if n is the highest count of calls, the rank at n waits at n + 1. The
-page has room for one save point, so a new request follows only one that was cancelled (`at` 0).
+writes each. All ranks save at the same step without a collective: each counts its calls, and waits
+in its next one once the leader holds all; the leader chooses the call after the highest count n of
+all nodes. No rank is beyond it: the rank at n waits at n + 1. The page has room for one save point,
+so a new request follows only one that was cancelled (`at` 0).
 
 A save point is a single word: even if a CPU reorders stores, a rank sees all of it or nothing.
 From the highest bit: request (22 bits), at (42).
@@ -18,7 +19,6 @@ import os
 import signal
 import struct
 from dataclasses import dataclass
-from enum import IntEnum
 from pathlib import Path
 
 STACKS_SIGNAL = int(signal.SIGRTMIN) + 7  # a rank writes its stacks on it; no library uses it
@@ -26,16 +26,8 @@ AT_BITS = 42
 HEADER_WORDS = 8
 SLOT_WORDS = 8
 _HOLD, _SAVE_POINT = range(2)
-_CALLS, _STOPPED, _SHIELDED, _JOINING = range(4)
+_CALLS, _STOPPED, _SHIELDED, _JOINED = range(4)
 _WORD = struct.Struct("@Q")  # native: copied as one word; other formats may copy bytes
-
-
-class Joining(IntEnum):
-    """How far a rank is in joining its process group."""
-
-    NOT_YET = 0
-    WAITS = 1  # for the others, in init_process_group()
-    JOINED = 2  # stays, even if it destroys the group
 
 
 @dataclass(frozen=True)
@@ -92,9 +84,9 @@ class ControlPage:
         """Return whether a rank's handler of a signal saves nothing: the agent is to act."""
         return bool(self._get(_slot(rank, _SHIELDED)) >> signum & 1)
 
-    def joining(self, rank: int) -> Joining:
-        """Return how far a rank is in joining its process group."""
-        return Joining(self._get(_slot(rank, _JOINING)))
+    def has_joined(self, rank: int) -> bool:
+        """Return whether a rank has joined a process group, even if it has destroyed it."""
+        return bool(self._get(_slot(rank, _JOINED)))
 
     # The rank's side
 
@@ -110,9 +102,9 @@ class ControlPage:
         """Publish that the rank saves nothing on a signal from now on: one bit each."""
         self._set(_slot(rank, _SHIELDED), self._get(_slot(rank, _SHIELDED)) | 1 << signum)
 
-    def note_joining(self, rank: int, joining: Joining) -> None:
-        """Publish how far the rank is; it never goes back."""
-        self._set(_slot(rank, _JOINING), max(joining, self.joining(rank)))
+    def joined(self, rank: int) -> None:
+        """Publish that the rank has joined a process group."""
+        self._set(_slot(rank, _JOINED), 1)
 
     @property
     def held(self) -> int:

@@ -28,7 +28,7 @@ BAD: Final = (Severity.FAIL, Severity.NOTE)  # the worst first
 class Finding:
     """What was found; `id` names its page (`clusterrun explain`), `fix` is a command or an edit.
 
-    `nodes` and `ranks` are those that it is about: () for this machine, or for all as a group.
+    `nodes` are those that it is about: () for this machine, or for all as a group.
     `line` is that of the script, 0 for none.
     """
 
@@ -37,7 +37,6 @@ class Finding:
     text: str
     fix: str = ""
     nodes: tuple[str, ...] = ()
-    ranks: tuple[int, ...] = ()
     line: int = 0
 
     def __str__(self) -> str:
@@ -55,7 +54,7 @@ class Finding:
     def to_data(self) -> dict[str, Any]:
         """Return a mapping for JSON."""
         about = {"id": self.id, "status": self.severity.value, "text": self.text}
-        where = {"nodes": list(self.nodes), "ranks": list(self.ranks), "line": self.line or None}
+        where = {"nodes": list(self.nodes), "line": self.line or None}
         return {**about, "hint": self.fix or None, **where}
 
     @classmethod

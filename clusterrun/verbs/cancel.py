@@ -108,9 +108,8 @@ def active_jobs(found: Sequence[JobRecord]) -> set[str]:
     active: set[str] = set()
     for backend, group in groups.items():
         ids = [job_id for each in group for job_id in (each.job_id, *each.chained_job_ids)]
-        since, own = min(each.submitted_at for each in group), all(each.is_own for each in group)
-        jobs = backend.query(ids, since=since, max_age_s=0, own=own)
-        active |= {i for i, job in jobs.items() if job.is_known and not job.state.is_terminal}
+        jobs = backend.query(ids, since=min(each.submitted_at for each in group), max_age_s=0)
+        active |= {i for i, job in jobs.items() if job.source and not job.state.is_terminal}
     return active
 
 

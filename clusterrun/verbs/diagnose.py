@@ -12,18 +12,16 @@ import json
 import re
 import signal
 import sys
-from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, islice
 from pathlib import Path
-from typing import BinaryIO, Final, NamedTuple
+from typing import BinaryIO, Final
 
 from clusterrun.backends.status import JobStatus
-from clusterrun.diagnosis.kinds import ChangedCheck, Memory, Note, NoteSource
+from clusterrun.diagnosis.kinds import Memory, Note, NoteSource
 from clusterrun.diagnosis.lines import PrintedLine, read_line
-from clusterrun.diagnosis.scan import UNCAUGHT, FoundSign, Scanner
-from clusterrun.diagnosis.table import Domain, Role, built_in
+from clusterrun.diagnosis.scan import UNCAUGHT, Scanner
+from clusterrun.diagnosis.table import Role, built_in
 from clusterrun.diagnosis.weigh import Verdict, by_numbers, verdict_of
 from clusterrun.errors import UsageError
 from clusterrun.logformat.lines import Stream
@@ -35,12 +33,10 @@ from clusterrun.node.recovery.printed import SLURM as SLURM_LINES
 from clusterrun.rundir import record as records
 from clusterrun.rundir.attempt import read_attempt
 from clusterrun.rundir.events import EventType, read_ends
-from clusterrun.rundir.outcome import Cause, Outcome, Reason, ShortVerdict, read_end, read_outcome
+from clusterrun.rundir.outcome import Cause, Outcome, Reason, ShortVerdict
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.record import JobRecord, earlier_namesakes
+from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.files import end_of
-from clusterrun.shared.finding import Severity
-from clusterrun.shared.hostlist import fold_hosts
 from clusterrun.shared.state import JobState
 from clusterrun.shared.typed import decoded
 from clusterrun.verbs import hangs
@@ -54,11 +50,7 @@ REPORTED: Final = (SLURM, *(source.value for source in NoteSource), hangs.RECORD
 MOST_LINES: Final = 50_000  # of an attempt, the newest
 _BATCH_BYTES: Final = 256 * 1024
 _PIECE_BYTES: Final = 256 * 1024  # a longer line counts as several
-_SHOWN_LINES: Final = 20_000  # after so many a reader hears of them
 _LAST_S: Final = 600  # of the rank that failed first, everything
-_MOST_RUNS: Final = 3  # that completed
-_MOST_RECORDS: Final = 50
-_NUMBER: Final = re.compile(r"0x[0-9a-fA-F]+|\d+")
 MOST_RANKS: Final = 64  # of a verdict; nodes are all named: many faulty ones are no fault of theirs
 _LETTERS: Final = 300
 _RANK_OF_FILE: Final = re.compile(r"rank[_-]?(\d{1,7})(?!\d)")
@@ -78,18 +70,15 @@ _BEFORE_RANKS: Final = (
 class Diagnosis:
     """Why a run failed. `verdict` None: no cause was found; `lines` were read.
 
-    `subtracted` kinds of lines were left out, since they were also printed when it went well.
-    `memory` is what the memory cgroup counted on the nodes that noted it, `changes` the checks of
-    nodes that became worse since the start; `failure` is how the attempt failed, by its agents.
+    `memory` is what the memory cgroup counted on the nodes that noted it, `failure` how the attempt
+    failed, by its agents.
     """
 
     verdict: Verdict | None
     lines: int
     job: JobStatus | None = None
     attempt: int = 0
-    subtracted: int = 0
     memory: Mapping[str, Memory] = field(default_factory=dict)
-    changes: tuple[Worsened, ...] = ()
     failure: Outcome | None = None
 
 
@@ -119,25 +108,18 @@ def diagnose_attempt(
     """Diagnose an attempt; `state` is the job's, if this is its newest attempt."""
     scanner = Scanner(table=built_in(), ranks=set(range(record.world_size)))
     paths = record.paths
-    loud: set[int | None] = set()
-    for line in _all_printed(paths, number, outcome, loud):
+    for line in _all_printed(paths, number, outcome):
         scanner.feed(line)
-    scanner.leave_out(  # guesses at the size of a world; that of a run was checked
-        each
-        for each in scanner.causal()
-        if each.cause.id == "world_size_mismatch" and each.role is Role.CONFIRMATION
-    )
-    subtracted = subtract(scanner, record.run_id, _earlier_runs(record))
+    # A guess at the size of a world; that of a run was checked.
+    scanner.leave_out("world_size_mismatch", Role.CONFIRMATION)
     is_hung = outcome is not None and outcome.cause in (Cause.HUNG, Cause.HALTED)
     hangs.add_evidence(scanner, hangs.recorded(paths, number), is_hung=is_hung)
     noted = _read_notes(paths, number)
     memory = {node: note.memory for node, _, note in noted if note.memory}
     _add_kills(scanner, memory, outcome)
     if outcome is not None:
-        _add_outcome(scanner, outcome, memory, loud)
+        _add_outcome(scanner, outcome, memory)
     _add_notes(scanner, noted, outcome)
-    changes = _changes_of(noted)
-    _add_changes(scanner, changes)
     if state in _BY_STATE:
         source = SLURM if record.cluster.scheduler.reads_sbatch else AGENTS
         line = PrintedLine(0, f"the job is {state.value}", source)
@@ -147,8 +129,7 @@ def diagnose_attempt(
     if add_ranks:
         add_ranks(scanner, paths, number)
         verdict = verdict_of(scanner)
-    answer = Diagnosis(verdict=verdict, lines=scanner.lines, attempt=number, memory=memory)
-    return dataclasses.replace(answer, subtracted=subtracted, changes=changes)
+    return Diagnosis(verdict=verdict, lines=scanner.lines, attempt=number, memory=memory)
 
 
 def place_of(line: PrintedLine, *, is_of_job: bool) -> str:
@@ -163,36 +144,27 @@ def place_of(line: PrintedLine, *, is_of_job: bool) -> str:
     return f"{rank} on {line.node}"
 
 
-def _all_printed(
-    paths: RunPaths, attempt: int, outcome: Outcome | None, loud: set[int | None]
-) -> Iterator[PrintedLine]:
-    """Yield what an attempt printed; add the ranks that printed to stderr to `loud`."""
+def _all_printed(paths: RunPaths, attempt: int, outcome: Outcome | None) -> Iterator[PrintedLine]:
+    """Yield what an attempt printed."""
     yield from _batch_output(paths, attempt, outcome)
     number = 0
     for each in find_newest(_sources(find_files(paths, attempt), outcome), MOST_LINES):
         if each.stream not in (Stream.AGENT, Stream.GAP):
             number += 1
-            if each.stream is Stream.ERR:
-                loud.add(each.rank)
             text, rank, node = each.text.decode("utf-8", "replace"), each.rank, each.node
             found = read_line(text, number=number, file="", rank=rank, node=node)
             source = f"{node}\0{rank}\0{each.stream.value}{found.source}"
             yield found._replace(source=source, at=each.epoch_us / 1e6)
 
 
-def diagnose_logs(
-    names: Sequence[str], *, stdin: BinaryIO, show: Callable[[int], None] = lambda lines: None
-) -> Diagnosis:
+def diagnose_logs(names: Sequence[str], *, stdin: BinaryIO) -> Diagnosis:
     """Diagnose the logs of any job: one interleaved file, or one for each rank or node.
 
-    `-` is standard input. `show` hears now and then how many lines were read. Raises UsageError
-    for a file that cannot be read.
+    `-` is standard input. Raises UsageError for a file that cannot be read.
     """
     scanner = Scanner(table=built_in())
     for line in _lines_of(names, stdin):
         scanner.feed(line)
-        if not scanner.lines % _SHOWN_LINES:
-            show(scanner.lines)
     return Diagnosis(verdict=verdict_of(scanner), lines=scanner.lines)
 
 
@@ -279,14 +251,6 @@ _BY_SIGNAL: Final = {
     6: ("segfault", Role.CONFIRMATION),
     15: ("sigterm_external", Role.EITHER),
 }
-# The causes that a failed check shows if it was well at the start.
-_BY_CHECK: Final = {
-    **dict.fromkeys(("node.tmp", "path.disk", "path.inodes"), ("disk_full", Role.EITHER)),
-    "node.shm": ("shm_exhausted", Role.EITHER),
-    "gpu.count": ("gpu_hardware", Role.EITHER),
-    "gpu.ecc": ("gpu_ecc", Role.ROOT),
-    "gpu.xid": ("gpu_xid", Role.ROOT),
-}
 _GPU: Final = re.compile(r"\bGPU (\d{1,4})\b")
 _OOM: Final = re.compile(r"[Oo]ut of memory: Kill|Killed process|oom_reaper:")
 
@@ -324,39 +288,6 @@ def _is_of_rank(scanner: Scanner, outcome: Outcome | None) -> bool:
     return is_killed or any(each.cause.id == "dataloader_killed" for each in scanner.findings())
 
 
-class Worsened(NamedTuple):
-    """A check that became worse in the same way on some nodes; its text is of the first."""
-
-    nodes: tuple[str, ...]
-    check: ChangedCheck
-
-    @property
-    def text(self) -> str:
-        """Describe it in a line."""
-        check = self.check
-        where = f"{check.id} on {fold_hosts(self.nodes)}"
-        return f"{where}: {check.before} at the start; now {check.now}: {check.text}"
-
-
-def _changes_of(noted: Iterable[NodeNote]) -> tuple[Worsened, ...]:
-    """Return the checks that became worse between the start and the failure."""
-    found: dict[tuple[str, str, str], dict[str, ChangedCheck]] = defaultdict(dict)
-    for node, _, note in noted:
-        if check := note.change:
-            found[check.id, check.before, check.now][node] = check
-    return tuple(Worsened(tuple(nodes), next(iter(nodes.values()))) for nodes in found.values())
-
-
-def _add_changes(scanner: Scanner, changes: Iterable[Worsened]) -> None:
-    """Add the checks that fail since the start and show a cause."""
-    for each in changes:
-        if each.check.now == Severity.FAIL.value and each.check.id in _BY_CHECK:
-            name, role = _BY_CHECK[each.check.id]
-            for node in each.nodes:
-                line = PrintedLine(0, each.text, NoteSource.PREFLIGHT.value, node=node)
-                scanner.add(name, role, line)
-
-
 def _add_notes(scanner: Scanner, noted: Iterable[NodeNote], outcome: Outcome | None) -> None:
     """Add what the kernel and NVML reported: the table knows their messages."""
     for node, at, note in noted:
@@ -379,13 +310,8 @@ def _ran_out(scanner: Scanner, node: str, gpu: int) -> bool:
     return any(found is None or int(found[1]) == gpu for found in named)
 
 
-def _add_outcome(
-    scanner: Scanner, outcome: Outcome, memory: Mapping[str, Memory], loud: Container[int | None]
-) -> None:
-    """Add what the agents know: they see signals, exits and ranks that never joined.
-
-    `loud` are the ranks that printed to stderr.
-    """
+def _add_outcome(scanner: Scanner, outcome: Outcome, memory: Mapping[str, Memory]) -> None:
+    """Add what the agents know: they see signals, exits and ranks that never joined."""
     text = outcome.message or outcome.reason
     where = f" at {outcome.where}" if outcome.where and outcome.where not in text else ""
     node, at = outcome.node or "", outcome.ended_at
@@ -404,8 +330,7 @@ def _add_outcome(
         scanner.add("launcher_failed", Role.ROOT, line)
     is_unexplained = not _of_rank(scanner, outcome.rank) and by_numbers(scanner) is None
     if outcome.cause is Cause.EXIT and is_unexplained:
-        silent = "" if outcome.rank in loud else " and printed no error"
-        scanner.add(UNCAUGHT, Role.EITHER, line._replace(text=text + silent))
+        scanner.add(UNCAUGHT, Role.EITHER, line._replace(text=text))
     # Blame no node for a failed preflight if they share what failed.
     is_before = outcome.cause is Cause.PREFLIGHT
     unfit = [node for node in outcome.unfit if is_before and node in outcome.exclude]
@@ -433,74 +358,6 @@ def _by_outcome(outcome: Outcome) -> tuple[str, Role] | None:
     if outcome.cause is Cause.INTERRUPTED and outcome.interruption:
         return _BY_REASON[outcome.interruption], Role.ROOT
     return _BY_OUTCOME.get(outcome.cause)
-
-
-# What earlier runs printed when they went well
-
-
-def subtract(
-    scanner: Scanner, run_id: str, earlier: Iterable[tuple[str, Iterable[PrintedLine]]]
-) -> int:
-    """Leave out what earlier runs, each with its id, also printed; return how many kinds of lines.
-
-    Read them only if a finding may be usual, and none that are not needed.
-    """
-    found: dict[str, list[FoundSign]] = {}
-    for each in doubtful(scanner):
-        found.setdefault(shape_of(each.line.text, run_id), []).append(each)
-    usual: set[FoundSign] = set()
-    for earlier_id, lines in earlier if found else ():
-        for text in (line.text for line in lines):
-            alike = found.get(shape_of(text, earlier_id), ())
-            usual.update(each for each in alike if _is_sign(each, text))
-        if usual.issuperset(chain(*found.values())):
-            break
-    scanner.leave_out(usual)
-    return sum(not usual.isdisjoint(alike) for alike in found.values())
-
-
-def _earlier_runs(record: JobRecord) -> Iterator[tuple[str, Iterator[PrintedLine]]]:
-    earlier = (each.paths for each in earlier_namesakes(record, _MOST_RECORDS))
-    for paths in islice(filter(_went_well, earlier), _MOST_RUNS):
-        yield paths.root.name, _all_printed(paths, paths.newest_attempt(), None, set())
-
-
-def _went_well(paths: RunPaths) -> bool:
-    """Return whether a run exited with 0 and seems to have trained."""
-    end, outcome = read_end(paths), read_outcome(paths, paths.newest_attempt())
-    return bool(end and end.state.is_success) and not (outcome and outcome.suspicions)
-
-
-def shape_of(text: str, run_id: str) -> str:
-    """Return what lines of several runs have in common that differ in numbers and the run's id.
-
-    >>> shape_of("pid 905 in /runs/a/1121-103252-k3fq/x", "1121-103252-k3fq")
-    'pid 0 in /runs/a/0/x'
-    """
-    return _NUMBER.sub("0", text.replace(run_id, "0") if run_id else text).strip()
-
-
-def doubtful(scanner: Scanner) -> list[FoundSign]:
-    """Return the findings that may be usual.
-
-    These are printed lines (the number of a line that agents or Slurm reported is 0), but no
-    traceback that ended its process, no fault of the hardware and no decision of the cluster.
-    """
-    return [
-        each
-        for each in scanner.causal()
-        if each.line.number
-        and not (each.cause.lasting or each.cause.blames_node)
-        and each.cause.domain is not Domain.POLICY
-        and not scanner.is_last_words(each)
-    ]
-
-
-def _is_sign(finding: FoundSign, text: str) -> bool:
-    """Return whether a line of the same shape is the same sign: its numbers may decide."""
-    signs = [sign.text for sign in finding.cause.signs if sign.role is finding.role]
-    own = [sign for sign in signs if sign.search(finding.line.text)]
-    return not own or any(sign.search(text) for sign in own)
 
 
 # For the rule book

@@ -1,4 +1,4 @@
-"""Check a job before it is queued: machine, Python, network and Slurm here, or nodes by a run."""
+"""Check a job before it is queued: machine, Python and Slurm here, or nodes by a run."""
 
 from __future__ import annotations
 
@@ -47,10 +47,9 @@ from clusterrun.verbs.submit import submit_prepared
 
 DEADLINE_S: Final = 4.0  # a domain that a file system, a driver or Slurm blocks is left behind
 STAND_IN: Final = "__hello__"  # a module that every Python has, for a job without a script
-ALONE: Final = ("slurm.submit", "net.name")  # each may be slow
-_OF_THIS_MACHINE: Final[tuple[str, ...]] = ("cuda.driver", "gpu.", "node.", "net.")
+ALONE: Final = ("slurm.submit",)  # it may be slow
+_OF_THIS_MACHINE: Final[tuple[str, ...]] = ("cuda.driver", "gpu.", "node.")
 HERE: Final = ("config.", "env.", "python.", "slurm.", "path.runs")  # before the nodes are checked
-_EXPECTED: Final = re.compile(r"Job \d+ to start at (\S+) using .{0,200} nodes (\S+)")
 
 
 class Subject:
@@ -86,10 +85,11 @@ class Subject:
         if runs_in_container(self.spec):
             raise UnknownError("the job runs in a container, which has its own programs")
 
-    @property
-    def builds_operators(self) -> bool:
-        """Whether DeepSpeed compiles its optimizer for the CPU when the job starts."""
-        return self.plan.strategy.is_deepspeed and bool(self.plan.strategy.offload)
+    def refuse_without_operators(self) -> None:
+        """Raise UnknownError unless DeepSpeed compiles its optimizer when the job starts."""
+        strategy = self.plan.strategy
+        if not (strategy.is_deepspeed and strategy.offload):
+            raise UnknownError(f"strategy {strategy.value} builds no operators of DeepSpeed")
 
     @property
     def cuda(self) -> str | None:
@@ -135,14 +135,6 @@ def subject_of(resolved: Resolved) -> Subject:
 # The checks that need the job
 
 
-def _files(job: Subject) -> Finding:
-    name, resolved = "config.files", job.prepared.resolved
-    if resolved.notes:
-        return note(name, "; ".join(resolved.notes), "clusterrun config validate")
-    read = ", ".join(resolved.files)
-    return ok(name, f"read: {read}" if read else "no configuration file here")
-
-
 def _job(job: Subject) -> Finding:
     name, plan, facts = "config.job", job.plan, job.prepared.facts
     is_of_python = facts and interpreter_problem(job.spec, facts, plan.strategy)
@@ -180,18 +172,18 @@ def _torch(job: Subject) -> Finding:
 
 
 def _compiler(job: Subject) -> Finding:
-    if not job.builds_operators:
-        strategy = job.plan.strategy.value
-        raise UnknownError(f"strategy {strategy} builds no operators of DeepSpeed")
+    job.refuse_without_operators()
     environ = {**os.environ, **job.spec.env}
     return toolchain.compiler(job.python, environ, is_sure=not job.spec.setup)
 
 
 def _toolkit(job: Subject) -> Finding:
     job.refuse_container()
-    builds = job.builds_operators and job.plan.device is Device.CUDA
-    environ, is_sure = {**os.environ, **job.spec.env}, not job.spec.setup
-    return toolchain.toolkit(job.cuda, environ, builds_operators=builds, is_sure=is_sure)
+    job.refuse_without_operators()
+    if job.plan.device is not Device.CUDA:
+        raise UnknownError("this job uses no GPU")
+    environ = {**os.environ, **job.spec.env}
+    return toolchain.toolkit(job.cuda, environ, is_sure=not job.spec.setup)
 
 
 def _submit(job: Subject) -> Finding:
@@ -199,19 +191,16 @@ def _submit(job: Subject) -> Finding:
     if shell.find("sbatch") is None:
         raise UnknownError("sbatch was not found")
     try:
-        answer = check(job.prepared._replace(problem=None))
+        check(job.prepared._replace(problem=None))
     except SchedulerUnreachableError:
         raise
     except ClusterrunError as error:
         hint = "; ".join(error.hints) or "print the script: clusterrun render"
         return fail("slurm.submit", describe(error), hint)
-    expected = _EXPECTED.match(answer)
-    when = f"; it expects a start at {expected[1]} on {expected[2]}" if expected else ""
-    return ok("slurm.submit", f"sbatch accepts the job{when}")
+    return ok("slurm.submit", "sbatch accepts the job")
 
 
 _OF_JOB: Final[dict[str, Callable[[Subject], Finding]]] = {
-    "config.files": _files,
     "config.job": _job,
     "env.left_over": _left_over,
     "python.packages": _packages,
@@ -241,7 +230,7 @@ def places(name: str) -> Iterator[str]:
     if name not in _OF_JOB or is_of_nodes:
         yield "the nodes: clusterrun doctor --nodes N"
     if name in quick_looks(needs):
-        yield "the nodes of each job, before the ranks start and after a failure: the preflight"
+        yield "the nodes of each job, before the ranks start: the preflight"
 
 
 def chosen(job: Subject, only: Sequence[str], without: Sequence[str]) -> dict[str, Look]:

@@ -30,7 +30,6 @@ from clusterrun.shared.state import JobState
 
 RECORDER = "flight recorder"  # a source of evidence
 LASTING_S: Final = 10.0  # a wait of a healthy training is shorter
-SAMPLES_S: Final = 10.0  # between two samples of the stacks
 ANSWER_S: Final = 40.0  # the agents wait for silent nodes for 20 s
 _POLL_S: Final = 0.1
 _MOST_NAMED: Final = 8  # ranks, each with its own line
@@ -41,11 +40,10 @@ _CAUSES: Final = {StuckKind.MISSING: "hang_rank_missing", StuckKind.MISMATCH: "c
 
 @dataclass(frozen=True, kw_only=True)
 class Hang:
-    """Where the ranks are. `before` is an earlier sample; `silent` nodes did not answer."""
+    """Where the ranks are; `silent` nodes did not answer."""
 
     stuck: Stuck | None = None
     places: tuple[RankPlace, ...] = ()
-    before: tuple[RankPlace, ...] = ()
     nodes: Mapping[int, str]
     dumped: int = 0
     silent: tuple[str, ...] = ()
@@ -60,12 +58,11 @@ class Hang:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Ranks at one place, waiting or not; `moved` is how many of them moved between samples."""
+    """Ranks at one place, waiting or not."""
 
     where: str
     ranks: tuple[int, ...]
     is_waiting: bool
-    moved: int
 
 
 def recorded(paths: RunPaths, attempt: int) -> Hang:
@@ -131,20 +128,17 @@ def look(job: JobStatus) -> Hang:
     if job.state is not JobState.RUNNING or not attempt:
         hint = "drop --stacks: diagnose reads what an ended job left"
         raise ClusterrunError(f"job {job.record.job_id} is not running", hint=hint)
-    started = time.monotonic()
-    before = tuple(from_data(_ask(paths.attempt(attempt), with_dumps=False)))
-    time.sleep(max(0.0, started + SAMPLES_S - time.monotonic()))
-    answer = _ask(paths.attempt(attempt), with_dumps=True)
+    answer = _ask(paths.attempt(attempt))
     silent = tuple(map(str, answer.get("silent", ())))
     heard = [node for node in read_attempt(paths, attempt).nodes if node not in silent]
     dumps = [paths.live_dumps(attempt, node) for node in heard]
     found = _hang(paths, attempt, answer, dumps, set(answer.get("dumped", ())))
-    return replace(found, before=before, silent=silent, looked_at=time.time())
+    return replace(found, silent=silent, looked_at=time.time())
 
 
-def _ask(directory: Path, *, with_dumps: bool) -> Mapping[str, Any]:
+def _ask(directory: Path) -> Mapping[str, Any]:
     try:
-        request = request_look(directory, with_dumps=with_dumps)
+        request = request_look(directory)
     except OSError as error:
         raise ClusterrunError(f"cannot write in {directory}", cause=str(error)) from error
     answer, deadline = answer_path(request), time.monotonic() + ANSWER_S
@@ -170,19 +164,13 @@ def _nodes(paths: RunPaths, attempt: int) -> dict[int, str]:
 
 def groups(hang: Hang) -> list[Group]:
     """Return the ranks by place, the smallest group first: it is the suspect."""
-    before = {place.rank: place.stack for place in hang.before}
     found: dict[tuple[str, bool], list[RankPlace]] = {}
     for place in hang.places:
         where = place.state or place.where or "at an unknown place"
         found.setdefault((where, place.is_waiting), []).append(place)
     ordered = sorted(found.items(), key=lambda item: (len(item[1]), item[0][1], item[0][0]))
     return [
-        Group(
-            where=where,
-            ranks=tuple(sorted(place.rank for place in places)),
-            is_waiting=is_waiting,
-            moved=sum(before.get(p.rank, p.stack) != p.stack for p in places),
-        )
+        Group(where=where, ranks=tuple(sorted(p.rank for p in places)), is_waiting=is_waiting)
         for (where, is_waiting), places in ordered
     ]
 

@@ -21,7 +21,7 @@ from clusterrun.errors import ClusterrunError, Exit
 from clusterrun.estimates.inputs import GIB
 from clusterrun.estimates.speed import segments
 from clusterrun.estimates.steps import smaller_passes
-from clusterrun.launch.inputs import batch_of, number_in, with_number
+from clusterrun.launch.inputs import batch_of, with_number
 from clusterrun.launch.plan import Plan
 from clusterrun.rundir.outcome import Cause, Outcome, ShortVerdict, VerdictRule
 from clusterrun.rundir.reading import read_plan
@@ -35,10 +35,6 @@ from clusterrun.verbs.find import configuration
 
 MIB: Final = 1 << 20
 _REPEATS: Final = (VerdictRule.SAME_CAUSE, VerdictRule.WOULD_REPEAT)
-_WORKERS: Final = (
-    *("--dataloader_num_workers", "--num-workers", "--num_workers", "--workers"),
-    "--loader-workers",
-)
 _SLURM: Final = ("sacct", "sacctmgr", "scontrol", "sinfo", "srun")
 _REFUSED: Final = re.compile(
     r"\berror: |^Error: |FATAL Flags|^Could not override |^Key |not used by the HfArgumentParser"
@@ -132,7 +128,7 @@ def _filled_in(advice: Advice, run: Run) -> Advice:
     command, text = advice.run, advice.text
     if run.checkpoint is None and "--from" not in command:  # resume would refuse
         command = command.replace("resume JOB", "resume JOB --from scratch")
-        text = "start it again" if advice.again else text
+        text = "start the run again" if advice.again else text
     if run.verdict.nodes:  # with those that are excluded already
         known = parse_hostlist(run.spec.exclude) if run.spec.exclude else []
         nodes = fold_hosts(dict.fromkeys((*known, *run.verdict.nodes)))
@@ -198,22 +194,15 @@ def _longer(run: Run) -> list[Advice]:
 
 
 def _more_memory(run: Run) -> list[Advice]:
-    spec, found = run.spec, list[Advice]()
+    spec = run.spec
     if hit := re.fullmatch(r"0*([1-9]\d*)([KMGTkmgt]?)", spec.mem or ""):
         what = f"ask for more than --mem {spec.mem}, twice as much"
-        found = [Advice(text=what, run=run.resume("--mem", f"{2 * int(hit[1])}{hit[2]}"))]
-    elif run.verdict.allowed and run.plan.cluster.scheduler.reads_sbatch:
+        return [Advice(text=what, run=run.resume("--mem", f"{2 * int(hit[1])}{hit[2]}"))]
+    if run.verdict.allowed and run.plan.cluster.scheduler.reads_sbatch:
         twice = format_bytes(math.ceil(2 * run.verdict.allowed / MIB) * MIB).removesuffix("iB")
         what = f"ask for more than {run.verdict.allowed / GIB:.3g} GiB a node, twice as much"
-        found = [Advice(text=what, run=run.resume("--mem", twice))]
-    workers = number_in(spec.args, _WORKERS)
-    if workers and workers[1] > 1:
-        name, number = workers
-        ranks = run.plan.procs_per_node
-        what = f"or start fewer loader workers than {number} for each of a node's {ranks} ranks"
-        command = run.resume(args=with_number(spec.args, name, number // 2))
-        found.append(Advice(text=what, run=command))
-    return found
+        return [Advice(text=what, run=run.resume("--mem", twice))]
+    return []
 
 
 def _timeout(run: Run) -> str:
@@ -235,7 +224,7 @@ def _installed(run: Run) -> list[Advice]:
             return [Advice(text=text, run=run.resume("--env", f"PYTHONPATH={place}"))]
     text = f"install what has '{found[1]}' into the job's environment"
     install = f"{shlex.quote(run.plan.python)} -m pip install PACKAGE"
-    return [Advice(text=text, run=install), Advice(text="then start it again", run=run.resume())]
+    return [Advice(text=text, run=install), Advice(text="then restart the run", run=run.resume())]
 
 
 def _mended(run: Run) -> list[Advice]:

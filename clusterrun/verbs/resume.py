@@ -270,7 +270,7 @@ def _inactive_status(record: JobRecord, *, force: bool) -> JobStatus:
         hint = f"wait for its end: clusterrun status {job_id} --wait"
     what = f"job {job_id}" if job_id else f"the submission of run {record.run_id}"
     raise UsageError(
-        f"{what} is still {state.value}{why}; two writers would share the run directory", hint=hint
+        f"{what} is still {state.value}{why}; two jobs would write to one run directory", hint=hint
     )
 
 

@@ -104,7 +104,7 @@ def with_startups(job: JobStatus) -> JobStatus:
 def _startup(
     job: JobStatus, before: AttemptSummary | None, attempt: AttemptSummary
 ) -> Startup | None:
-    ends, not_forked = read_start(job.record.paths, attempt.number)
+    ends = read_start(job.record.paths, attempt.number)
     if not ends:
         return None
     outcome = before.outcome if before else None
@@ -127,7 +127,7 @@ def _startup(
             ends.setdefault(Phase.QUEUE, job.start)
         if Phase.QUEUE not in ends:
             ends[Phase.QUEUE] = ends.pop(Phase.PROLOG)
-    return startup_of(ends, begin, is_restart=last is not None, not_forked=not_forked)
+    return startup_of(ends, begin, is_restart=last is not None)
 
 
 def list_jobs(*, limit: int | None = None) -> list[JobStatus]:

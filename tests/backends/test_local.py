@@ -25,7 +25,7 @@ from clusterrun.config.choices import Device
 from clusterrun.errors import SubmissionError
 from clusterrun.rundir import record
 from clusterrun.rundir.paths import RunPaths, RunsDir
-from clusterrun.rundir.record import remember_root, state_dir
+from clusterrun.rundir.record import state_dir
 from clusterrun.shared.state import JobState
 from tests.patience import patience, wait_for
 
@@ -268,14 +268,13 @@ def test_no_two_projects_of_a_user_share_an_id(site: LocalSite, tmp_path: Path) 
 
     def take(place: RunsDir) -> str:
         place.root.mkdir(parents=True, exist_ok=True)
-        remember_root(place)
         return take_job_id(place, RunPaths(root=place.root / "demo" / "r1"))
 
     assert [take(places[i]) for i in (0, 1, 0)] == ["L1", "L2", "L3"]
     (state_dir() / "local-job-id").unlink()
-    assert take(places[1]) == "L4"  # the counter is lost: L3 exists in another project
+    assert take(places[0]) == "L4"  # the counter is lost: an id is new within its project
     (state_dir() / "local-job-id").write_text("")
-    assert take(places[2]) == "L5"
+    assert take(places[0]) == "L5"
 
 
 def test_a_job_whose_controller_never_came_is_not_pending_for_ever(site: LocalSite) -> None:

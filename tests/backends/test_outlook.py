@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from clusterrun.backends.base import SchedulerJob
 from clusterrun.backends.slurm.outlook import NodeRequest, of_nodes, of_reservations, request_of
 from clusterrun.backends.slurm.reasons import FactKind, Outlook, Sooner, Use
 from clusterrun.backends.slurm.site import NodeGroup, node_groups, parse_sinfo
-from clusterrun.backends.status import JobStatus
 from clusterrun.launch.plan import Directive
-from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.record import new_record
 from clusterrun.shared.state import JobState
 
 from .builders import make_plan
@@ -117,9 +115,8 @@ def test_only_nodes_that_can_take_a_job_now_are_idle() -> None:
         Use.IDLE: ("idle", "idle~"),
         Use.RESERVED: ("idle$", "maint", "reserved"),
         Use.OUT: ("idle*", "mixed*", "draining", "drained", "down$", "down*", "fail", "inval"),
-        Use.PLANNED: ("idle-", "planned", "mixed-"),
-        Use.PARTLY: ("mixed",),
-        Use.BUSY: ("idle#", "powering_down", "something_new", "allocated", ""),
+        Use.PARTLY: ("mixed", "mixed-"),
+        Use.BUSY: ("idle#", "idle-", "planned", "powering_down", "new", "allocated", ""),
     }
     rows = [(state, use) for use, states in table.items() for state in states]
     assert [row for row in rows if replace(GROUPS[0], state=row[0]).use is not row[1]] == []
@@ -140,7 +137,7 @@ def test_what_sinfo_should_not_print_is_left_out() -> None:
     assert (group.limit_s, group.most_nodes, group.cpus, group.memory_mb) == (None, None, 64, None)
     assert (group.hosts, group.reason) == ((), "a\x1b[31m|b")
     request = NodeRequest(partitions=("gpu",), nodes=3, limit_s=None, exclude=frozenset({"n1"}))
-    assert FactKind.TOO_LONG not in kinds(of_nodes("Resources", request, [group]))
+    assert kinds(of_nodes("Resources", request, [group])) == [FactKind.TOO_MANY_NODES]
     assert of_nodes("Resources", request, []) == Outlook()
 
 
@@ -186,22 +183,18 @@ def test_the_request_is_that_of_the_plan(tmp_path: Path) -> None:
         ({"gpus-per-node": "a100:8"}, {"gpu_type": "a100"}),
         ({"mem": "2G", "cpus-per-task": "16"}, {"memory_mb": 2048, "cpus": 16}),
         ({"mem": "4096"}, {"memory_mb": 4096}),
-        ({"mem": "lots"}, {"memory_mb": 0}),
         ({"constraint": "ib&h-100"}, {"features": ("ib", "h-100"), "is_exact": True}),
         ({"constraint": "[a|b]*2"}, {"is_exact": False}),
         ({"nodelist": "node1"}, {"is_exact": False}),
         ({"exclude": "node[1-2]"}, {"exclude": frozenset({"node1", "node2"})}),
-        ({"exclude": "node[1-"}, {"is_exact": False}),
-        ({"": "--licenses=scratch"}, {"is_exact": True}),
         ({"": "--mincpus=8"}, {"is_exact": False}),
     ]
     for directives, more in table:
         args = (directives.pop(""),) if "" in directives else ()
         lines = tuple(Directive(name=name, value=value) for name, value in directives.items())
         plan = make_plan(tmp_path, directives=lines, gpus_per_node=8, sbatch_args=args)
-        record = new_record(plan, RunPaths(root=tmp_path), argv=(), now=0.0)
-        about = {"partition": "a,b", "asked_nodes": 3, "asked_limit_s": 60}
-        job = JobStatus(record=record, state=JobState.PENDING, **about)
+        about = {"partition": "a,b", "asked_nodes": 3, "limit_s": 60}
+        job = SchedulerJob(job_id="7", state=JobState.PENDING, source="squeue", **about)
         found = request_of(job, plan)
         expected = {"partitions": ("a", "b"), "nodes": 3, "limit_s": 60, "gpus": 8} | more
         assert {name: getattr(found, name) for name in expected} == expected

@@ -263,7 +263,7 @@ def test_what_the_first_job_waited_for_is_not_waited_for_again(site: Stubs, tmp_
     plan, paths = make(tmp_path, directives=tuple(waits))
     made = record.new_record(plan, paths, argv=(), now=1.0)
     site.add("sbatch", "echo 53")
-    site.add("scontrol")
+    site.add("scontrol", "exit 1")  # a job that stays held is a job: its status says so
     table: list[tuple[dict[str, Any], list[str]]] = [
         ({"waits": True}, []),
         ({}, ["--dependency=", "--begin=now"]),
@@ -274,6 +274,12 @@ def test_what_the_first_job_waited_for_is_not_waited_for_again(site: Stubs, tmp_
         words = site.calls("sbatch")[-1]
         assert [word for word in words if word.startswith(("--dependency", "--begin"))] == options
         assert site.calls("scontrol") == [["scontrol", "release", "53"]] * released
+    site.add("scontrol", f"kill -INT {os.getpid()}; /bin/sleep 60")
+    site.add("squeue", f"echo '53|{paths.root}/job.sbatch {paths.root}'")
+    site.add("scancel")
+    with pytest.raises(KeyboardInterrupt):
+        SlurmBackend().submit_again(plan, made)
+    assert site.calls("scancel") == [["scancel", "53"]]
 
 
 # The next job of a run, submitted from inside this one

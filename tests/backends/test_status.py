@@ -59,7 +59,6 @@ class Scheduler:
         *,
         since: float | None = None,
         max_age_s: float | None = None,
-        own: bool = False,
     ) -> dict[str, SchedulerJob]:
         self.asked.append(list(job_ids))
         if self.error:
@@ -278,13 +277,10 @@ def test_reasons_are_put_in_plain_words() -> None:
         ("ReqNodeNotAvail, UnavailableNodes:", reserved, True),
         ("ReqNodeNotAvail, Reserved for maintenance", reserved, True),
         ("AReasonOf2031", "AReasonOf2031", None),
-        ("QOSMaxCpuPerJobLimit", f"requests more CPUs per job than the QOS allows; {never}", False),
-        (
-            "AssocMaxMemPerNode",
-            f"requests more memory per node than the account allows; {never}",
-            False,
+        *(
+            (code, f"exceeds a limit on one job or node ({code}); {never}", False)
+            for code in ("QOSMaxCpuPerJobLimit", "AssocMaxMemPerNode")
         ),
-        ("QOSMaxWallDurationPerJobLimit", "--time exceeds the limit of the QOS", False),
         (account, "the account may not use this partition", False),
         ("JobHeldUser", "held by you; release it: scontrol release 7", False),
         ("", "the scheduler has not considered it yet", True),
@@ -373,20 +369,18 @@ def test_a_running_job_whose_disk_is_full_says_what_waits(
         assert status(made, running).reason == f"{lacks}: {full}"
 
 
-def test_the_state_corrects_how_an_attempt_is_said_to_have_ended(runs: RunsDir) -> None:
+def test_what_the_time_limit_ended_is_not_called_cancelled(runs: RunsDir) -> None:
     made = make(runs)
-    cancelled = {"code": 124, "cause": Cause.CANCELLED, "reason": "cancelled", "next": Next.STOP}
-    followed = {"next": Next.SUCCESSOR, "why": "n2 is lost"}
-    for ending, state, reason, then in (
-        (cancelled, said(JobState.TIMEOUT), "the time limit", Next.STOP),
-        (cancelled, said(JobState.CANCELLED), "cancelled", Next.STOP),
-        (followed, said(JobState.PENDING, reason="BeginTime"), "x", Next.REQUEUE),
-        (followed, said(JobState.COMPLETING), "x", Next.SUCCESSOR),
+    own = ends(made, code=124, cause=Cause.CANCELLED, reason="cancelled")
+    for outcome, state, reason in (
+        (own, JobState.TIMEOUT, "the time limit"),
+        (own, JobState.CANCELLED, "cancelled"),
+        (dataclasses.replace(own, job_id="6"), JobState.TIMEOUT, "cancelled"),  # of the job before
     ):
-        ends(made, **ending)
-        (attempt,) = status(made, state).attempts
+        write_outcome(made.paths, outcome)
+        (attempt,) = status(made, said(state)).attempts
         assert attempt.outcome is not None
-        assert (attempt.outcome.reason, attempt.outcome.next) == (reason, then)
+        assert attempt.outcome.reason == reason
 
 
 def test_only_the_heads_events_are_read(runs: RunsDir) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.diagnose import hang, score, subtraction
+from benchmarks.diagnose import hang, score
 from benchmarks.logs import corpus
 from benchmarks.logs.corpus import Corpus
 from clusterrun.node.forward.logfile import NodeLog
@@ -137,14 +137,6 @@ def test_right_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
 )
 def test_wrong_answers(tmp_path: Path, cause: str, text: str, least: float) -> None:
     assert score.run(_written(tmp_path, one=(cause, text)), least=least) == 1
-
-
-def test_subtraction_is_measured(tmp_path: Path) -> None:
-    subtraction.run(tmp_path / "results", most=12)
-    (section,) = json.loads((tmp_path / "results.json").read_text())["sections"]
-    both, failed_only, _ = section["rows"]
-    assert float(both["wrong with"][:-1]) < float(both["wrong without"][:-1])
-    assert failed_only["wrong with"] == failed_only["wrong without"]
 
 
 @pytest.mark.long

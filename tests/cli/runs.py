@@ -10,7 +10,7 @@ from typing import Any
 from clusterrun.rundir.attempt import amend_attempt
 from clusterrun.rundir.events import ENDED_BY, Phase
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.usage import ActivityKind, Alert, AlertKind, GpuSample, Sample, to_line
+from clusterrun.rundir.usage import Alert, AlertKind, GpuSample, Sample, to_line
 from tests.cli.conftest import CommandLine
 
 SQUEUE = "printf '%s\\n' "
@@ -76,7 +76,6 @@ def sampled(root: Path, attempt: int = 1, *, node: str = "node17", host: int = 6
         memory_total_bytes=80 * GIB,
         memory_peak_bytes=70 * GIB,
         activity=90.5,
-        activity_kind=ActivityKind.SM,
     )
     sample = Sample(
         at=1e9,
@@ -84,7 +83,6 @@ def sampled(root: Path, attempt: int = 1, *, node: str = "node17", host: int = 6
         host_bytes=host * GIB,
         host_limit_bytes=2000 * GIB,
         host_peak_bytes=(host + 100) * GIB,
-        cache_bytes=GIB,
         cpus=64,
         ranks=((0, 5),),
         gpus=(gpu,),

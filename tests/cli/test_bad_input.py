@@ -69,7 +69,7 @@ def test_a_file_that_is_missing_is_named(here: CommandLine) -> None:
         (
             "--env HF_TOKEN=hf_abcdefghijklmnop1234 train.py",
             "--env: HF_TOKEN looks like a secret and would be written to the run directory",
-            "set it in your shell and write pass_env: [HF_TOKEN]; it is passed by name",
+            "set it in your shell and write pass_env: [HF_TOKEN]; its value is not stored",
         ),
     ):
         said = refused(here, *LOCAL, *words.split())
@@ -337,7 +337,7 @@ def test_a_mistake_is_named(here: CommandLine) -> None:
         ("submit --cluster local", "no training script given"),
         ("submit --cluster local trian.py --lr 1", "the script 'trian.py' does not exist"),
         ("submit --cluster local --nodes 0 train.py", "--nodes must be at least 1, not 0"),
-        ("completion", "no shell given"),
+        ("completion", "missing argument '{bash|zsh|fish}'. Choose from: bash, zsh, fish"),
         ("submti", "no command 'submti'"),
         ("help sumbit", "no command 'sumbit'"),
     ):

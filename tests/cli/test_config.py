@@ -14,50 +14,40 @@ def test_show_prints_the_table_of_values_and_origins(
 ) -> None:
     (here.path / "clusterrun.yaml").write_text("slurm:\n  partition: gpu\n")
     monkeypatch.setenv("CLUSTERRUN_SLURM_ACCOUNT", "nlp")
-    keys = ["slurm.partition", "slurm.time", "slurm.account", "cluster", "slurm.qos"]
-    said = here("config", "show", "--origin", "-t", "1-0", *keys)
-    assert said.code == 0
-    assert said.out == (
-        "KEY              VALUE       ORIGIN\n"
-        "slurm.partition  gpu         ./clusterrun.yaml:2\n"
-        "slurm.time       1-00:00:00  command line (--time)\n"
-        "slurm.account    nlp         env CLUSTERRUN_SLURM_ACCOUNT\n"
-        "cluster          auto        built-in\n"
-        "slurm.qos        -           built-in\n"
-    )
-    assert said.err == ""
+    said = here("config", "show", "--origin", "-t", "1-0")
+    assert (said.code, said.err) == (0, "")
+    rows = [line.split(maxsplit=2) for line in said.out.splitlines()]
+    assert rows[0] == ["KEY", "VALUE", "ORIGIN"]
+    for row in (
+        ["slurm.partition", "gpu", "./clusterrun.yaml:2"],
+        ["slurm.time", "1-00:00:00", "command line (--time)"],
+        ["slurm.account", "nlp", "env CLUSTERRUN_SLURM_ACCOUNT"],
+        ["cluster", "auto", "built-in"],
+    ):
+        assert row in rows
+    assert "slurm.qos" not in said.out  # it has no value
 
 
-def test_show_of_a_section_lists_its_keys_and_each_name_of_a_mapping(here: CommandLine) -> None:
+def test_show_lists_each_name_of_a_mapping(here: CommandLine) -> None:
     (here.path / "clusterrun.yaml").write_text("env:\n  B: 'x\ty'\n  A: ''\n")
-    assert here("config", "show", "env", "network").out == (
-        "KEY                 VALUE\n"
-        'env.A               ""\n'
-        "env.B               x\\ty\n"
-        "network.preset      auto\n"
-        "network.interface   -\n"
-        "network.port_range  20000-29999\n"
-    )
+    rows = [line.split() for line in here("config", "show").out.splitlines()]
+    found = [row for row in rows if row[0].startswith("env.")]
+    assert found == [["env.A", '""'], ["env.B", "x\\ty"]]
 
 
 def test_show_in_json_keeps_types_and_nothing_else_is_on_stdout(here: CommandLine) -> None:
     (here.path / "clusterrun.yaml").write_text(
         "profile: a\nprofiles: {a: {slurm: {time: 90, nodes: 2}, env: {NCCL_TIMEOUT: 60}}}\n"
     )
-    keys = ["slurm.time", "slurm.nodes", "slurm.hold", "slurm.qos", "launch.setup"]
-    said = here("config", "show", "--json", *keys)
+    keys = ["slurm.time", "slurm.nodes", "slurm.hold", "launch.setup"]
+    said = here("config", "show", "--json")
     assert said.code == 0
     data = json.loads(said.out)
     assert data["schema"] == "clusterrun.config-show/1"
     assert (data["profile"], data["files"]) == ("a", ["clusterrun.yaml", "/dev/null"])
-    assert [(row["key"], row["value"]) for row in data["values"]] == [
-        ("slurm.time", "01:30:00"),
-        ("slurm.nodes", 2),
-        ("slurm.hold", False),
-        ("slurm.qos", None),
-        ("launch.setup", []),
-    ]
-    assert data["values"][0]["origin"] == "./clusterrun.yaml:2 (profile a)"
+    values = {row["key"]: row for row in data["values"]}
+    assert [values[key]["value"] for key in keys] == ["01:30:00", 2, False, []]
+    assert values["slurm.time"]["origin"] == "./clusterrun.yaml:2 (profile a)"
     assert "used as launch.timeout" in data["warnings"][0]
     assert said.err.startswith("warning: neither NCCL nor torch reads NCCL_TIMEOUT")
 
@@ -69,15 +59,6 @@ def test_a_mistake_is_named(here: CommandLine) -> None:
             "show",
             "error: clusterrun.yaml:9:9: unknown key 'gpus_per_nodes' in section [slurm]\n"
             "  hint: use 'gpus_per_node'\n",
-        ),
-        (
-            "show slurm.partiton",
-            "error: no setting 'slurm.partiton'\n  hint: use 'slurm.partition'\n",
-        ),
-        ("show time", "error: no setting 'time'\n  hint: use 'slurm.time'\n"),
-        (
-            "show nope",
-            "error: no setting 'nope'\n  hint: list the settings with: clusterrun config show\n",
         ),
         ("shwo", "error: no such command 'shwo'. Did you mean 'show'?"),
         ("", "Usage: clusterrun config [OPTIONS] [COMMAND] [ARGS]...\n"),
@@ -105,8 +86,8 @@ def test_a_mistake_is_named(here: CommandLine) -> None:
             *("", 2, ["error: clusterrun.yaml:1:1:", "error: clusterrun.yaml:2:16:"]),
         ),
         (
-            "profiles: {a: {script: x, module: y}, b: {slurm: {clusters: 'p,q'}}}\n",
-            *("", 2, [": script and module cannot", ": slurm.clusters lists 2 clusters"]),
+            "profiles: {a: {script: x, module: y}, b: {env: {NCCL_TIMEOUT: never}}}\n",
+            *("", 2, [": script and module cannot", ": 'never' is not a time span"]),
         ),
         ("script: gone.py", "", 2, [": the script 'gone.py' does not exist"]),
         ("profiles: {a: {name: x}}\nscript: gone.py", "", 2, [": the script 'gone.py' does not"]),

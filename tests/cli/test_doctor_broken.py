@@ -20,7 +20,7 @@ from tests.cli.test_doctor import Found, changed
 from tests.patience import finished
 
 UNSHARE = (
-    *("unshare", "--map-root-user", "--mount", "--net", "--uts"),
+    *("unshare", "--map-root-user", "--mount", "--net"),
     *("--pid", "--fork", "--kill-child", "--mount-proc"),
 )
 HEALTHY = """
@@ -30,11 +30,6 @@ mount --rbind /sys/fs/cgroup groups
 mount -t sysfs s /sys
 mount --rbind groups /sys/fs/cgroup
 ip link set lo up
-ip link add eth0 type veth peer name eth1
-ip link set eth0 up
-ip link set eth1 up
-hostname node1
-mount --bind hosts /etc/hosts
 """
 DOCTOR = (
     *(sys.executable, "-m", "clusterrun", "doctor", "--json", "--cluster", "local"),
@@ -42,9 +37,7 @@ DOCTOR = (
 )
 SERVER = (sys.executable, "-I", str(Path(__file__).with_name("file_server.py")), "runs")
 INFINIBAND = """
-mkdir -p class/infiniband/mlx5_0/ports/1 class/net
-echo '4: ACTIVE' > class/infiniband/mlx5_0/ports/1/state
-mount --rbind /sys/class/net class/net
+mkdir -p class/infiniband/mlx5_0
 mount --rbind class /sys/class
 ulimit -l 64
 """
@@ -87,7 +80,6 @@ def _machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
     for name in ("runs", "scratch", "groups"):
         (path / name).mkdir()
     (path / "train.py").write_text("print('hello')\n")
-    (path / "hosts").write_text("127.0.0.1 localhost\n10.0.0.1 node1\n")
     argv = [*UNSHARE, "bash", "-c", HEALTHY]
     try:
         subprocess.run(argv, cwd=path, check=True, capture_output=True, text=True)
@@ -130,8 +122,6 @@ BREAKS = [
     Break("node.tmp", "note", "--env TMPDIR", "mount -o remount,ro scratch"),
     Break("node.clock", "note", "chronyc tracking", "", (*SERVER, "0", "3600")),
     Break("node.clock", "note", "chronyc tracking", "", (*SERVER, "0", "-10")),
-    Break("net.interface", "note", "ip -brief link", "ip link del eth0"),
-    Break("net.name", "note", "/etc/hosts: 127.0.1.1 node2", "hostname node2"),
 ]
 FILL = {
     "full": "fallocate -l 64m runs/full",

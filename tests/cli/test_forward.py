@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -122,7 +123,7 @@ def start(made: JobRecord) -> subprocess.Popen[bytes]:
         "schema": "clusterrun.controller/1",
         "pid": sleeper.pid,
         "identity": identity(sleeper.pid),
-        "host": record.socket.gethostname(),
+        "host": socket.gethostname(),
         "started_at": time.time(),
     }
     made.paths.attempt(1).mkdir(parents=True, exist_ok=True)
@@ -275,9 +276,9 @@ def test_a_project_names_no_host_and_no_program_until_the_user_trusts_it(here: H
     config.write_text("hosts: [gpu1]\nlaunch: {python: ./own}\n")
     code, out, err = here("list")
     assert (code, out.splitlines()[1].split()[:3]) == (0, ["H1", "demo", "UNKNOWN"])
-    hint = f"if you trust it to run {sys.executable} there: clusterrun status --adopt H1"
-    assert "job H1 is elsewhere, on gpu1" in out
-    assert f"but only its job.json says so; {hint}" in err
+    hint = f"if this run may use {sys.executable} on gpu1: clusterrun status --adopt H1"
+    assert "job H1 is on gpu1" in out
+    assert f"but only according to its job.json; {hint}" in err
     for verb in ("status", "logs", "diagnose", "cancel", "resume"):
         code, out, err = here(verb, "H1")
         assert (code, out) == (Exit.FAILED, ""), err
@@ -295,7 +296,7 @@ def test_a_project_names_no_host_and_no_program_until_the_user_trusts_it(here: H
     for words in (("--adopt", "H1"), ("H1",)):
         code, out, err = here("status", *words)
         assert (code, "COMPLETED" in out) == (0, True), err
-        assert ("from now on, gpu1 is asked about this run" in err) == ("--adopt" in words)
+        assert ("from now on, gpu1 answers commands about this run" in err) == ("--adopt" in words)
     assert here("list")[0] == 0
     assert here.asked == ["gpu1 -T"] * 3
 

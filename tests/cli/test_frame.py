@@ -47,6 +47,8 @@ def test_what_needs_no_verb() -> None:
     result = clusterrun()
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.startswith("Usage: clusterrun ")
+    for words in (("help",), ("help", "submit")):
+        assert clusterrun(*words).stdout == clusterrun(*words[1:], "--help").stdout
     result = clusterrun("help", "exit-codes")
     assert result.returncode == 0
     told = [line.split()[0] for line in result.stdout.splitlines() if line[:1].isdigit()]

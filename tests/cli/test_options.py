@@ -97,7 +97,7 @@ def test_an_option_that_is_only_a_setting_is_answered_with_it(
         key, _, text = shlex.split(hint)[-1].partition("=")
         assert (said.code, key) == (2, field.key), (option, said.err)
         assert text == (value[0] if value else str(not option.startswith("--no-")).lower())
-        pasted = here("config", "show", *shlex.split(hint), field.key)
+        pasted = here("config", "show", *shlex.split(hint))
         assert pasted.code == 0, (option, pasted.err)
 
 

@@ -86,8 +86,7 @@ SHOWN = (
         (r"\Adoes not finish: [0-9.]+ d in a job of 01:00:00 that saves nothing; pass --save",),
         code=3,
     ),
-    # The host's work, a speed-up unless memory is lacking, a neighbour in a table.
-    Shown(f"{LLAMA} {H100} --strategy zero2-offload --host-mem 1000GiB", ("passes .*host [0-9.]",)),
+    # A speed-up unless memory is lacking, a neighbour in a table.
     Shown(f"{TWO} {CARD}", (r"\nspeed-up  ",)),
     Shown(f"{TWO} --gpu t4", (r"\Adoes not fit",), ("speed-up",), 3),
     Shown(
@@ -102,14 +101,14 @@ SHOWN = (
     Shown(
         f"{MODEL} --gpu rtx3080 --host-mem 16GiB --recommend",
         (
-            r"warning: nothing fits: --strategy zero3-offload --micro-batch 1",
+            r"warning: no setup fits: even --strategy zero3-offload --micro-batch 1",
             r"use more nodes, or train adapters \(--lora\)",
         ),
         code=3,
     ),
     # Without the memory of a node, what offloads is tight at best.
     Shown(f"{ON_ONE} --effective-batch 8", (r"\n.* x1.00 +tight\n", "--host-mem")),
-    Shown(f"{ON_ONE} --effective-batch 8 --host-mem 64GiB", ("nothing fits",), code=3),
+    Shown(f"{ON_ONE} --effective-batch 8 --host-mem 64GiB", ("no setup fits",), code=3),
     # Experts work as their active part.
     Shown(
         f"{EXPERTS} {NODES} {CARD} --strategy zero3",
@@ -121,11 +120,10 @@ SHOWN = (
         code=1,
     ),
     Shown("--params 1B --gpu=a100", ("'a100' is assumed to be the A100-40G",), code=1),
-    Shown("--model mistral-7b --seq-len 4096 --gpu rtx3090", (), ("preset",), 3),
     Shown(
         f"{LLAMA} {CARD} --strategy fsdp --set launch.tensor_parallel=4"
         " --set launch.context_parallel=2",
-        ("1 per rank x 1 accumulation x 4 data-parallel ranks = 4 samples", "P and U are a GPU's"),
+        ("1 per rank x 1 accumulation x 4 data-parallel ranks = 4 samples", "times leave out"),
     ),
     Shown(
         f"--model gpt2 -N 2 --gpus-per-node 0 {CARD}",
@@ -192,7 +190,7 @@ REFUSED = (
     ("--model gpt2 --recommend --what-if nodes", "--recommend, --what-if", "one"),
     (
         "--model gpt2 -N 2 --gpus-per-node 0 --gpu h100-80g --recommend",
-        "only ways to train on GPUs are compared, and this training runs on CPUs",
+        "this training runs on CPUs, and only GPUs are compared",
         "--gpus-per-node",
     ),
     *(
@@ -235,7 +233,6 @@ def test_a_person_reads_batch_steps_memory_time_and_disk(here: CommandLine) -> N
         "4,687 full steps per epoch (accelerate runs 4,688); 46,880 in all",
         "1e-05 at batch 16 -> 0.00016 linear, 4e-05 sqrt (linear)",
         "8.1 h an epoch",
-        "a step: passes 6.2 s, traffic 0.27 s",
     )
     assert [line for line in lines if line not in said.out] == []
     verdict, pace, *_ = said.out.splitlines()
@@ -315,23 +312,13 @@ def test_the_page_shows_what_is_printed_and_every_known_name(here: CommandLine) 
     assert [name for name in BUILT_IN if f"`{name}`" not in page] == []
 
 
-def test_formulas_are_behind_explain_with_what_their_symbols_mean(here: CommandLine) -> None:
-    plain, explained = (asked(here, LLAMA, H100, BATCH, more).out for more in ("", "--explain"))
-    assert "2 P/32" not in plain
-    assert re.search(r"  weights +0.47   2 P/32\n", explained)
-    legend = explained[explained.index("what if") :]
-    assert re.search(r"  P +8,030,261,248  parameters\n", legend)
-    shown = {line.split()[0] for line in legend.splitlines()[2:]}
-    assert shown == {"P", "L_max", "n", "s", "b", "h", "L", "V"}
-
-
 def test_files_of_the_project_are_read_and_give_way(here: CommandLine) -> None:
     (here.path / "train.yaml").write_text(
         "slurm: {nodes: 2, gpus_per_node: 4}\n"
         "training: {model: gpt2, seq_len: 1024, micro_batch: 8, gpu: a100-40g, samples: 100000}\n"
     )
-    assert told(here, "train.yaml")["batch"]["effective"] == 64
-    assert told(here, "train.yaml -N 1")["batch"]["effective"] == 32
+    assert told(here, "--config train.yaml")["batch"]["effective"] == 64
+    assert told(here, "--config train.yaml -N 1")["batch"]["effective"] == 32
     config = here.path / "clusterrun.yaml"
     config.write_text("training: {lora: 8}\n")
     assert told(here, "--params 1B --gpu h100-80g --lora 0")["inputs"]["lora"] == 0
@@ -466,17 +453,6 @@ def test_a_small_node_with_three_cards_of_20_gib_is_tight_by_its_host(here: Comm
     assert re.search(r"total +11.1   of 12.0   93 %   TIGHT: it fits below 70 %\n", said.out)
     assert "52,083 full steps per epoch" in said.out
     assert "time      0.766 s a step, 11.1 h an epoch, 33.2 h in all" in said.out
-
-
-def test_who_chose_no_batch_is_told_what_to_start_with(here: CommandLine) -> None:
-    for device, preset in (
-        ("--gpu rtx3080", "small-gpu"),
-        ("--gpu a100-80g", "large-gpu"),
-        ("--device cpu --host-mem 64GiB", "cpu"),
-    ):
-        words = f"--params 10M {device}"
-        assert f"preset    {preset}: micro-batch" in asked(here, words).out
-        assert "preset" not in asked(here, words, "--micro-batch 2").out
 
 
 # Models of other kinds
@@ -619,7 +595,7 @@ def test_submit_plan_sets_what_is_recommended_and_hands_it_to_the_ranks(
     before = len(here.asked("sbatch"))
     said = here("submit", "--plan", "--set", "training.gpu=rtx3080", "-N", "1", "--mem", "16G")
     assert said.code == 1
-    assert "error: nothing fits" in said.err
+    assert "error: no setup fits" in said.err
     assert len(here.asked("sbatch")) == before
 
 

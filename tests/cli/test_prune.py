@@ -50,7 +50,7 @@ def test_old_runs_go_with_their_links_and_all_else_stays(here: CommandLine) -> N
     assert rows[-1][:3] == ["removed", "2", "runs,"]
     assert said.err == (
         "note: kept 4 runs (perhaps active): see clusterrun list; "
-        "if it is over, remove the directory by hand\n"
+        "if the run has ended, remove the directory by hand\n"
         "note: kept 2 runs (with checkpoints): pass --all to remove such runs too\n"
     )
     assert ids(here) == sorted(os.listdir("runs/by-job")) == ["3", "4", "5", "6", "7", "8"]

@@ -50,7 +50,7 @@ HALVE = "halve the micro-batch and double the accumulation: the effective batch 
 KILLED = "slurmstepd: error: Detected 1 oom_kill event in StepId=4711.0."
 WATCHDOG = "Watchdog caught collective operation timeout: WorkNCCL"
 PLANNED = "--set training.planned=true --set training.micro_batch=8 train.py"
-LARGER = "raise the timeout if one rank saves or evaluates for longer than it"
+LARGER = "raise the timeout if one rank takes longer to save or evaluate"
 
 
 @pytest.mark.parametrize(
@@ -76,16 +76,16 @@ LARGER = "raise the timeout if one rank saves or evaluates for longer than it"
             None,
         ),
         (
-            "--mem 64G train.py --num-workers 8",
+            "--mem 64G train.py",
             KILLED,
             "ask for more than --mem 64G, twice as much",
             "--mem 128G",
         ),
         (  # an argument is like a word of the advice
-            "train.py --name JOB --num-workers 8",
-            KILLED,
-            "or start fewer loader workers than 8 for each of a node's 2 ranks",
-            "-- --name JOB --num-workers 4",
+            "train.py --name JOB --batch-size 8 --accumulation 1",
+            OOM,
+            LOWER.format(8, 4, 1, 2) + " batch stays 32",
+            "-- --name JOB --batch-size 4 --accumulation 2",
         ),
         (
             "--set launch.main_process_port=29500 train.py",
@@ -140,7 +140,7 @@ RAISED = 'Traceback (most recent call last):\n  File "train.py", line 5, in f\n'
     [
         (
             RAISED + "ValueError: bad sample",
-            "line above, then start it again: clusterrun resume 4711{}",
+            "line above, then start the run again: clusterrun resume 4711{}",
         ),
         (RAISED + UNUSED, "script accepts: clusterrun resume 4711 --from scratch -- ARGS"),
         ("op.preamble.length <= op.nbytes. 12 vs 4", "resume 4711{} --env TORCH_DISTRIBUTED_DEBUG"),
@@ -148,7 +148,7 @@ RAISED = 'Traceback (most recent call last):\n  File "train.py", line 5, in f\n'
             "_pickle.UnpicklingError: pickle data was truncated",
             "clusterrun resume 4711 --from scratch",
         ),
-        ("OSError: [Errno 116] Stale file handle", "start it again: clusterrun resume 4711{}"),
+        ("OSError: [Errno 116] Stale file handle", "start the run again: clusterrun resume 4711{}"),
     ],
 )
 def test_a_command_is_one_that_the_run_accepts(
@@ -188,7 +188,7 @@ def test_the_same_limit_ends_a_run_without_a_checkpoint_again(
 ) -> None:
     root = submitted(here, "4711", *TRAIN, "--time", "1:00:00", "train.py")
     texts = proposed(here, root, state="TIMEOUT", is_saved=is_saved)
-    assert any("continue it: clusterrun resume 4711" in text for text in texts) == is_saved
+    assert any("continue the run: clusterrun resume 4711" in text for text in texts) == is_saved
     assert any("--time 02:00:00" in text for text in texts)
     assert verdict(here)["retry"] == ("yes" if is_saved else "no")
 
@@ -227,4 +227,4 @@ def test_no_command_of_slurm_is_proposed_where_there_is_none(here: CommandLine) 
     assert any("sacct" in text for text in proposed(here, root, state="CANCELLED"))
     plan = json.loads((root / "plan.json").read_text())
     (root / "plan.json").write_text(json.dumps({**plan, "cluster": "local"}))
-    assert verdict(here)["do"] == ["continue it: clusterrun resume 4711"]
+    assert verdict(here)["do"] == ["continue the run: clusterrun resume 4711"]

@@ -315,13 +315,12 @@ def test_what_is_easily_meant_otherwise_is_noted(
     ignored = "is set in your shell but is not a setting, so it is ignored"
     notes = [
         "note: clusterrun.yml is ignored; rename it to clusterrun.yaml",
-        f"note: CLUSTERRUN_FOO {ignored}",
         f"note: CLUSTERRUN_NODES {ignored}; use CLUSTERRUN_SLURM_NODES",
         "note: --mem 64 is 64 megabytes; for gigabytes: 64G",
         "note: --time 4:00 is minutes:seconds, 4 minutes; for hours: 4:00:00",
     ]
     said = here("render", "--cluster", "slurm", "--mem", "64", "-t", "4:00", "train.py")
-    assert said.err.splitlines()[:5] == notes
+    assert said.err.splitlines()[:4] == notes
     monkeypatch.setenv("CLUSTERRUN_ATTEMPT", "1")  # in a job, which has variables of its own
     said = here("render", "--cluster", "slurm", "--mem", "64G", "-t", "4:00:00", "train.py")
     assert not any(text in said.err for text in notes[1:])

@@ -116,7 +116,7 @@ def test_a_key_runs_a_command_and_a_signal_leaves_the_terminal_as_it_was(root: P
         shown.resize(80, 24)
         shown.wait_for("all well", keys=b" ")
         os.write(shown.master, b"x")
-        shown.wait_for("End job 4711?")
+        shown.wait_for("Cancel job 4711?")
         shown.resize(80, 24)
         shown.wait_for("all well", keys=b"n")
         shown.process.send_signal(signal.SIGTERM)

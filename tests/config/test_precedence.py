@@ -78,12 +78,11 @@ def test_the_profile_is_chosen_by_option_then_environment_then_file(workplace: W
         assert workplace.load(profile=option).profile == chosen
 
 
-def test_an_unknown_profile_is_answered_with_the_nearest_name(workplace: Workplace) -> None:
+def test_an_unknown_profile_is_answered_with_the_names(workplace: Workplace) -> None:
     workplace.write_project("profiles: {a100: {}, cpu: {}}")
-    for name, hint in (("a10", "use 'a100'"), ("zzz", "use one of: a100, cpu")):
-        with pytest.raises(UsageError, match=f"unknown profile '{name}'") as caught:
-            workplace.load(profile=name)
-        assert caught.value.hint == hint
+    with pytest.raises(UsageError, match="unknown profile 'a10'") as caught:
+        workplace.load(profile="a10")
+    assert caught.value.hint == "use one of: a100, cpu"
     workplace.write_project("name: x\nprofile: gone\n")
     with pytest.raises(ConfigError, match="unknown profile 'gone'") as caught:
         workplace.load()
@@ -225,7 +224,7 @@ def test_a_script_on_the_command_line_does_not_get_the_files_arguments(
 def test_what_cannot_be_combined_is_refused_where_it_stands(workplace: Workplace) -> None:
     for text, message, place in (
         ("script: a.py\nmodule: pkg.train\n", "script and module cannot be combined", "2:9"),
-        ("slurm: {clusters: 'a,b'}", "slurm.clusters lists 2 clusters: a, b", "1:19"),
+        ("slurm: {clusters: 'a,b'}", "slurm.clusters must name one cluster, not 'a,b'", "1:19"),
         ("env:\n  NCCL_TIMEOUT: never\n", "'never' is not a time span", "2:3"),
     ):
         workplace.write_project(text)
@@ -348,20 +347,21 @@ def test_a_model_named_above_replaces_the_numbers_below_and_that_is_said(
 
 
 def test_the_same_fact_in_other_words_is_replaced(workplace: Workplace) -> None:
-    for file, name, value, gone in (
-        ("model: gpt2", "params", "7e9", "model"),
-        ("model: gpt2", "hidden", "64", "model"),
-        ("max_steps: 200", "epochs", "10", "max_steps"),
-        ("tokens: 1e9", "samples", "1000", "tokens"),
-        ("accumulation: 1", "effective_batch", "64", "accumulation"),
-        ("gpu_mem: 20GiB", "gpu", "h100", "gpu_mem_bytes"),
+    for section, file, name, value, gone in (
+        ("training", "model: gpt2", "params", "7e9", "model"),
+        ("training", "model: gpt2", "hidden", "64", "model"),
+        ("training", "max_steps: 200", "epochs", "10", "max_steps"),
+        ("training", "tokens: 1e9", "samples", "1000", "tokens"),
+        ("training", "accumulation: 1", "effective_batch", "64", "accumulation"),
+        ("training", "gpu_mem: 20GiB", "gpu", "h100", "gpu_mem_bytes"),
+        ("slurm", "cpus_per_gpu: 8", "cpus_per_task", "4", "cpus_per_gpu"),
     ):
-        workplace.write_project(f"training: {{{file}}}\n")
+        workplace.write_project(f"{section}: {{{file}}}\n")
         resolved = workplace.load({name: value})
         assert getattr(resolved.spec, name) is not None
         assert getattr(resolved.spec, gone) is None
         (note,) = resolved.notes
-        assert f"training.{file.partition(':')[0]} (./clusterrun.yaml:1)" in note
+        assert f"{section}.{file.partition(':')[0]} (./clusterrun.yaml:1)" in note
 
 
 def test_a_profile_replaces_what_plain_values_say_in_other_words(workplace: Workplace) -> None:

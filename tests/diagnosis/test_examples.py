@@ -16,11 +16,10 @@ import yaml
 
 from clusterrun.cli.main import group
 from clusterrun.diagnosis import table
-from clusterrun.diagnosis.lines import PrintedLine, read_line
+from clusterrun.diagnosis.lines import read_line
 from clusterrun.diagnosis.scan import Scanner
 from clusterrun.diagnosis.table import CAUSAL, built_in
 from clusterrun.diagnosis.weigh import verdict_of
-from clusterrun.verbs.diagnose import subtract
 
 DIRECTORY = Path(__file__).parent / "examples"
 
@@ -100,34 +99,3 @@ def test_a_remedy_is_a_command_that_exists() -> None:
             verbs.add(words[1])
     assert not wrong
     assert {"resume", "logs"} <= verbs
-
-
-# What earlier runs printed when they went well is no cause; the rest still is
-
-
-RETRY = "fetch of shard 17 by pid 905: Connection timed out: No space left on device"
-OTHER = "fetch of shard 3 by pid 77123: Connection timed out: No space left on device"
-TRACEBACK = 'Traceback (most recent call last):\n  File "a.py", line 3, in f\nKeyError: 3'
-XID = "NVRM: Xid (PCI:0000:41:00): 79, x"
-TABLE = {
-    "an earlier run printed it": (RETRY, OTHER, None),
-    "it did not": (RETRY, "hello", "disk_full"),
-    "the process ended by it": (TRACEBACK, TRACEBACK, "user_code_exception"),
-    "the process went on": (f"{TRACEBACK}\n" + "working\n" * 20, TRACEBACK, None),
-    "hardware": (XID, XID, "gpu_xid"),
-    "another number, another sign": (
-        "exits with return code = -9",
-        "exits with return code = -0",
-        "host_oom",
-    ),
-}
-
-
-def test_what_is_left() -> None:
-    wrong = []
-    for name, (failed, earlier, cause) in TABLE.items():
-        scanner = scanned(failed)
-        subtract(scanner, "", [("", [PrintedLine(0, text) for text in earlier.splitlines()])])
-        verdict = verdict_of(scanner)
-        wrong += [name] * ((verdict.cause.id if verdict else None) != cause)
-    assert wrong == []

@@ -6,7 +6,7 @@ import pytest
 
 from clusterrun.errors import UsageError
 from clusterrun.estimates.gpus import ALL, SHORT, assumption, find, precision_of, sized
-from clusterrun.estimates.steps import advice, preset_for
+from clusterrun.estimates.steps import advice
 from clusterrun.launch.plan import Precision
 from clusterrun.node.conductor.leader import decided_precision
 from clusterrun.node.link.connection import Report
@@ -85,7 +85,6 @@ def test_each_card_says_all_that_is_asked_of_it() -> None:
         assert set(gpu.tflops) == precisions, gpu.name
         assert all(peak > 0 for peak in gpu.tflops.values())
         assert gpu.architecture
-        assert gpu.peak
         capabilities, versions = (gpu.compute_capability,) * 2, {"torch": "2.13.0"}
         head = Report(node="n0", node_rank=0, versions=versions, capabilities=capabilities)
         assert precision_of(gpu) == decided_precision(Precision.HEAD, [head]), gpu.name
@@ -93,14 +92,7 @@ def test_each_card_says_all_that_is_asked_of_it() -> None:
     assert len({find(text).name for text in named.split()}) == 12  # the guides' cards
 
 
-# Which settings a class of device starts with
-
-
-def test_the_memory_of_the_gpu_chooses_and_the_effective_batch_stays() -> None:
-    sizes = {0: "cpu", 16 * GIB: "small-gpu", 20 * GIB: "small-gpu", 20 * GIB + 1: "large-gpu"}
-    assert {size: preset_for(size).name for size in sizes} == sizes
-    presets = map(preset_for, sizes)
-    assert {each.micro_batch * each.accumulation for each in presets} == {64}
+# The data loader
 
 
 def test_a_worker_a_cpu_and_four_at_most_and_none_under_15_gib() -> None:

@@ -16,7 +16,6 @@ from types import MappingProxyType, ModuleType
 import pytest
 
 from clusterrun.config.load import load_spec
-from clusterrun.estimates import steps as planned
 from clusterrun.estimates.steps import advice
 from tests.examples.guides import commands, load
 from tests.examples.worlds import EXAMPLES, IN_A_RUN, asked_to_leave, train
@@ -34,11 +33,9 @@ ALONE = ("--preset", "cpu", "--max-steps", "12", "--log-every", "1", "--warmup",
 BF16 = {"ACCELERATE_MIXED_PRECISION": "bf16"}
 
 
-def test_precision_and_loader_of_a_preset_are_what_plan_suggests() -> None:
+def test_a_preset_has_the_precision_of_its_device_and_the_loader_of_plan() -> None:
     for name, ours in presets.PRESETS.items():
-        sizes = {"cpu": 0, "large-gpu": 80 << 30}
-        suggested = planned.preset_for(sizes.get(name, 16 << 30))
-        assert ours.precision == suggested.precision.value
+        assert ours.precision == ("no" if name == "cpu" else "auto")
         loader = advice(8, 64 << 30, is_cpu=name == "cpu")
         assert (ours.num_workers, ours.pin_memory) == (loader.num_workers, loader.pin_memory)
 

@@ -43,7 +43,6 @@ int nvmlInitWithFlags(word flags) { return (int)-value("init", 0); }
 int nvmlShutdown(void) { return 0; }
 const char *nvmlErrorString(int code) { return "an error that the bindings do not know"; }
 int nvmlSystemGetDriverVersion(char *text, word size) { strcpy(text, "560.35.03"); return 0; }
-int nvmlSystemGetCudaDriverVersion(int *version) { *version = 12060; return 0; }
 int nvmlDeviceGetCount_v2(word *count) { ANSWER(word, count, value("gpus", 2)); }
 
 int nvmlDeviceGetHandleByIndex_v2(word index, device **gpu) {
@@ -158,13 +157,7 @@ int nvmlDeviceGetNvLinkState(device *gpu, word link, word *active) {
     ANSWER(word, active, link < of(gpu, "links", 18));
 }
 
-int nvmlDeviceGetNvLinkRemoteDeviceType(device *gpu, word link, word *kind) {
-    ANSWER(word, kind, value("switch", 2));
-}
-
-int nvmlDeviceGetEccMode(device *gpu, word *now, word *later) { *now = *later = 1; return 0; }
 int nvmlDeviceGetMigMode(device *gpu, word *now, word *later) { ANSWER(word, now, of(gpu, "mig", 0)); }
-int nvmlDeviceGetPersistenceMode(device *gpu, word *mode) { ANSWER(word, mode, of(gpu, "kept", 1)); }
 
 typedef struct { word gpu, memory; } rates;
 int nvmlDeviceGetUtilizationRates(device *gpu, rates *found) {
@@ -175,20 +168,4 @@ int nvmlDeviceGetPowerUsage(device *gpu, word *milliwatts) {
 }
 int nvmlDeviceGetTemperature(device *gpu, int sensor, word *celsius) {
     ANSWER(word, celsius, of(gpu, "celsius", 61));
-}
-
-/* The counters of Hopper, if "gpm" is 1: a sample is how active the SMs were up to it. */
-typedef struct { word version, is_there; } support;
-int nvmlGpmQueryDeviceSupport(device *gpu, support *found) {
-    ANSWER(word, &found->is_there, value("gpm", 0));
-}
-int nvmlGpmSampleAlloc(double **sample) { *sample = calloc(1, sizeof **sample); return 0; }
-int nvmlGpmSampleGet(device *gpu, double *sample) { *sample = of(gpu, "sms", 80); return 0; }
-typedef struct { word id; int status; double value; char *names[3]; } metric;
-typedef struct { word version, count; double *before, *now; metric metrics[1]; } metrics;
-int nvmlGpmMetricsGet(metrics *asked) {
-    asked->metrics[0].status = 0;
-    double active = *asked->now;
-    asked->metrics[0].value = asked->metrics[0].id != 2 ? -1 : active < 0 ? 0.0 / 0.0 : active;
-    return 0;
 }

@@ -55,11 +55,7 @@ def test_healthy_gpus(driver: StandIn) -> None:
     assert (old.severity, "it needs 580.65" in old.text) == (Severity.FAIL, True)
     assert gpu_facts(asked()) == {
         "driver": "560.35.03",
-        "cuda driver": "12.6",
         "gpus": "2 x NVIDIA H100 80GB HBM3, 79.6 GiB",
-        "ecc": "on",
-        "mig": "off",
-        "persistence mode": "on",
         "nvlinks": "18 of 18 active",
     }
 
@@ -202,5 +198,5 @@ def test_a_python_that_starts_slowly_says_nothing_about_the_driver() -> None:
         "",
         "Python, which asks NVML, did not start within 1.5 s",
     )
-    cut = shell.Completed(rc=shell.TIMED_OUT, stdout='{"asks": "NVML"}\n{"syst', stderr="")
+    cut = shell.Completed(rc=shell.TIMED_OUT, stdout='{"asks": "NVML"}\n{"driv', stderr="")
     assert "did not answer within 1.5 s" in read(cut, 1.5).problem

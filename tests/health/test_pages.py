@@ -75,7 +75,7 @@ NUMBERS: Final = {
         f"{size(paths.SCRATCH_BYTES[1])} or {paths.SCRATCH_INODES[1]:,} inodes",
     ],
     "node.clock": [seconds(clock.CLOCK_S)],
-    "node.compute": [seconds(trial.COMPUTE_S), share(LEAST), share(trial._LEAST_OF_TWO)],
+    "node.compute": [seconds(trial.COMPUTE_S), share(LEAST)],
     "net.reduce": [seconds(trial.TIMEOUT_S)],
     "same.hardware": [share(examine._CLOSE)],
 }

@@ -21,7 +21,7 @@ from tests.patience import patience, wait_for
 
 def default_state_dir(slot: int) -> Path:
     """Return where the hosts in `slot` keep everything."""
-    base = os.environ.get("CLUSTERRUN_HOSTS_DIR", "/tmp/clusterrun-hosts")
+    base = os.environ.get("CLUSTERRUN_TEST_HOSTS_DIR", "/tmp/clusterrun-hosts")
     return Path(base if slot == 0 else f"{base}-{slot}")
 
 

@@ -59,12 +59,11 @@ def test_every_form_of_a_hostfile_is_read() -> None:
 def test_a_bad_line_of_a_hostfile_is_named() -> None:
     for text, line, words in [
         ("gpu1\ngpu2 slots=many\n", "hosts.txt:2", "not a host with its slots"),
-        ("gpu1 slots=0", "hosts.txt:1", "0 slots"),
+        ("gpu1 slots=0", "hosts.txt:1", "not a host with its slots"),
         ("gpu1 4", "hosts.txt:1", "not a host with its slots"),
         ("gpu1\n# fine\n-oProxyCommand=x\n", "hosts.txt:3", "not a host"),
         ("gpu1:99999", "hosts.txt:1", "not a host"),
         ("gpu[3-1]", "hosts.txt:1", "runs backwards"),
-        ("gpu1 slots=4\ngpu1 slots=8", "hosts.txt:2", "twice, with different slots"),
         ("# none\n", "hosts.txt", "lists no hosts"),
     ]:
         with pytest.raises(UsageError, match=words) as caught:
@@ -161,11 +160,11 @@ def test_a_request_that_the_hosts_cannot_meet_is_refused() -> None:
     wrong: list[tuple[HostList, dict[str, Any], str]] = [
         (listed("a", "b"), {"device": Device.AUTO}, "GPUs each host has is not known"),
         (listed("a", "b"), {"device": Device.CUDA}, "GPUs each host has is not known"),
-        (listed("a", "b", slots=(4, 8)), {}, "a 4, b 8"),
+        (listed("a", "b", slots=(4, 8)), {}, "--hosts have different numbers of slots"),
         (listed("a", "b"), {"nodes": 3}, "3 nodes and 0 spare nodes requested, but --hosts"),
         (listed("a", "b"), {"spare_nodes": 2}, "lists 2 hosts"),
-        (listed("a", "ann@a"), {}, "the same host twice: a and ann@a"),
-        (listed("a", "A:22"), {}, "the same host twice"),
+        (listed("a", "ann@a"), {}, "a host more than once: a, ann@a"),
+        (listed("a", "A:22"), {}, "a host more than once"),
         (listed("a", "b"), {"gpu_ids": "0"}, "--gpu-ids"),
         (listed("a", "b"), {"device": Device.MPS}, "Apple"),
     ]
@@ -195,10 +194,8 @@ def test_hosts_without_their_cluster_are_refused() -> None:
     assert plan.hosts == ()
 
 
-def test_what_only_slurm_reads_is_noted_and_what_only_the_host_knows_is_left_to_it() -> None:
-    plan = on_hosts(listed("a", "b"), sbatch_args=("--nice",), srun_args=("--mpi=none",))
-    assert "--sbatch-arg has no effect without Slurm" in plan.notes
-    assert "--srun-arg has no effect without Slurm" in plan.notes
+def test_what_only_the_host_knows_is_left_to_it() -> None:
+    plan = on_hosts(listed("a", "b"))
     assert plan.threads_per_process == 0
     gpus = on_hosts(listed("a", "b"), gpus_per_node=2)
     assert not [note for note in gpus.notes if "Slurm" in note]

@@ -226,13 +226,13 @@ def test_one_process_on_a_mac_uses_its_gpu() -> None:
 IMPOSSIBLE: list[tuple[Facts | None, dict[str, Any], str]] = [
     (TWO_GPUS, {"nodes": 2, "gpus_per_node": 2}, "2 x 2 GPUs requested, but only 2 may be used"),
     (TWO_GPUS, {"nodes": 4}, "4 x 1 GPUs requested, but only 2 may be used here"),
-    (TWO_GPUS, {"gpu_ids": "0,2"}, "GPU 2 is not on this machine"),
-    (TWO_GPUS, {"gpu_ids": "0,0"}, "not a list of distinct GPUs"),
-    (TWO_GPUS, {"gpu_ids": "0,"}, "not a list of distinct GPUs"),
+    (TWO_GPUS, {"gpu_ids": "0,2"}, "GPU '2' is not on this machine"),
+    (TWO_GPUS, {"gpu_ids": "0,"}, "GPU '' is not on this machine"),
+    (TWO_GPUS, {"gpu_ids": "0,0"}, "names a GPU twice"),
     (TWO_GPUS, {"gpu_ids": "0", "device": Device.CPU}, "--device cpu uses none"),
     (TWO_GPUS, {"gpus_per_node": 1, "nproc_per_node": 2}, "2 ranks of a node cannot share 1 GPU"),
-    (local_facts(), {"device": Device.CUDA}, "this machine has no usable GPU"),
-    (local_facts(), {"device": Device.MPS}, "this machine runs linux"),
+    (local_facts(), {"device": Device.CUDA}, "1 x 1 GPUs requested, but only 0 may"),
+    (local_facts(), {"device": Device.MPS}, "Apple's GPU; there is none"),
     (ON_A_MAC, {"device": Device.MPS, "nodes": 2}, "2 ranks cannot"),
     # On Slurm
     (None, {"gpus_per_node": 4, "nproc_per_node": 8}, "8 ranks of a node cannot share 4 GPUs"),
@@ -251,9 +251,9 @@ def test_impossible_worlds_are_refused() -> None:
 
 def test_gpus_are_asked_for_once_and_counted() -> None:
     args = (
-        "--gres=gpu:h100:4,--gres gpu:4,--gres=gpu,--gre=gpu:2,--gres=gpu:a100:2;shard:1,--gpus=16,"
+        "--gres=gpu:h100:4,--gres gpu:4,--gres=gpu,--gres=gpu:a100:2;shard:1,--gpus=16,"
         "--gres=nvme:1;gpu:1g.5gb:3,--gpus-per-node=h100:4,--tres-per-node=gres/gpu:4,-G h100:16,"
-        "--gpu=4,--gpus-per-task=1,--tres-per-task=cpu=4;gres/gpu:1,--gpus-per-socket=a100:2,"
+        "--gpus-per-task=1,--tres-per-task=cpu=4;gres/gpu:1,--gpus-per-socket=a100:2,"
         "--gres=shard:1"
     )
     taken: dict[str, Any] = {"gpu_request": GpuRequest.NONE, "gpus_per_node": 2}

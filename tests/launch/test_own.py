@@ -284,10 +284,8 @@ def test_gpu_ids_choose_among_the_gpus_of_this_machine() -> None:
     plan = local({"distributed_type": "NO", **counts(1, 1), "gpu_ids": 3}, GPUS)
     assert plan.gpu_ids == ("3",)
     assert local({**counts(1, 2), "gpu_ids": "0,2"}, GPUS, gpu_ids="1,3").gpu_ids == ("1", "3")
-    with pytest.raises(UsageError, match="GPU 5 is not on this machine"):
+    with pytest.raises(UsageError, match="GPU '5' is not on this machine"):
         local({**counts(1, 2), "gpu_ids": "0,5"}, GPUS)
-    with pytest.raises(ConfigError, match=r"gpu_ids \[0, 2\] is not a list of GPUs"):
-        local({**counts(1, 2), "gpu_ids": [0, 2]}, GPUS)
 
 
 def test_what_clusterrun_replaces_is_named_in_one_note() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
@@ -80,13 +79,10 @@ def test_srun_repeats_the_cpus_of_the_task() -> None:
     assert lines(on_slurm(nproc_per_node=4))["cpus-per-task"] == "4"
 
 
-def test_memory_is_asked_for_in_one_way() -> None:
-    each = {"mem": "10G", "mem_per_cpu": "1G", "mem_per_gpu": "1G"}
-    for pair in itertools.combinations(each, 2):
-        with pytest.raises(UsageError, match="cannot be combined"):
-            on_slurm(gpus_per_node=1, **{name: each[name] for name in pair})
+def test_memory_is_asked_for_only_if_it_is_given() -> None:
     assert not [name for name in lines(on_slurm()) if name.startswith("mem")]
     assert lines(on_slurm(mem="0", exclusive=True))["mem"] == "0"
+    assert lines(on_slurm(mem_per_gpu="1G")).get("mem-per-gpu") is None
 
 
 def test_time_is_whole_minutes_and_requeue_is_explicit_either_way() -> None:
@@ -146,10 +142,10 @@ def test_one_task_a_node_and_all_end_together() -> None:
 def test_sbatch_options_that_clusterrun_owns_are_refused_with_a_hint() -> None:
     args = (
         "--ntasks=4 -n4 --ntasks-per-node=8 --tasks-per-node=8 -N2 --nodes=2 --wrap=hostname "
-        "--array=0-9 --arr=0-9 --ar=0-9 -a0-9 --parsable --output=x --outp=x -ox --error=x "
+        "--array=0-9 --arr=0-9 -a0-9 --output=x --outp=x -ox --error=x "
         "--export=NONE --wait -W --test-only --chdir=/tmp -D/tmp -Mtux --cpus-per-gpu=2 "
-        "--no-requeue --open-mode=truncate --job-name=x --job=x --container-image=x.sqsh "
-        "--no-container-mount-home -Jx -Hn8 -ka0-9 -vv --requeue --requeue=expedite"
+        "--no-requeue --open-mode=truncate --job-name=x --container-image=x.sqsh "
+        "--no-container-mount-home -Jx --requeue --requeue=expedite --help -V"
     )
     assert unrefused("sbatch_args", args) == []
     with pytest.raises(UsageError) as refused:
@@ -184,9 +180,9 @@ def test_any_other_option_is_taken_verbatim() -> None:
 
 def test_options_of_srun_that_make_the_step_are_refused_with_a_hint() -> None:
     args = (
-        "-N2 --nodes=2 --no -n4 --ntasks=4 --ntasks-per-node=4 -c8 --exclude=n1 -wn1 "
-        "--export=NONE --output=x --input=y --label --wait=5 -W5 --kill-on-bad-exit=0 -K0 "
-        "--no-kill --overlap --pty --chdir=/tmp --het-group=0 --multi-prog -I60 --jobid=7 -q"
+        "-N2 --nodes=2 -n4 --ntasks=4 --ntasks-per-node=4 -c8 --exclude=n1 -wn1 "
+        "--export=NONE --output=x --input=y --label -l --wait=5 -W5 --kill-on-bad-exit=0 -K0 "
+        "--no-kill --overlap --pty --chdir=/tmp --het-group=0 --multi-prog -I60 --jobid=7"
     )
     assert unrefused("srun_args", args) == []
 
@@ -208,10 +204,7 @@ def test_one_request_is_not_said_twice() -> None:
     for asked, arg in [
         ({"time_minutes": 5}, "--time=10"),
         ({"partition": "gpu"}, "-pdebug"),
-        ({"time_minutes": 5}, "--tim=10"),
-        ({"partition": "gpu"}, "--part=debug"),
         ({"mem": "1G"}, "--mem-per-cpu=1G"),
-        ({"mem": "1G"}, "--mem-per=1G"),
         ({"mem_per_cpu": "1G"}, "--mem=1G"),
     ]:
         with pytest.raises(UsageError, match="duplicates clusterrun's own"):
@@ -227,11 +220,7 @@ def test_options_that_share_a_beginning_are_told_apart() -> None:
 def test_contradictions_are_refused() -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"cpus_per_task": 4, "cpus_per_gpu": 2, "gpus_per_node": 1}, "cannot be combined"),
-        ({"cpus_per_gpu": 2}, "needs GPUs"),
-        ({"mem_per_gpu": "1G"}, "needs GPUs"),
         ({"gpu_type": "a100"}, "no GPUs are requested"),
-        ({"time_minutes": 10, "time_min_minutes": 20}, "exceeds --time, 10"),
-        ({"comment": "\udcff"}, "not text in UTF-8"),
         ({"requeue": False, "on_interrupt": OnInterrupt.REQUEUE}, "contradict each other"),
         *(
             ({"signal": signal}, f"slurm.signal {signal} is neither USR1 nor USR2")
@@ -241,13 +230,6 @@ def test_contradictions_are_refused() -> None:
     for asked, message in wrong:
         with pytest.raises(UsageError, match=message):
             on_slurm(**asked)
-
-
-def test_options_of_slurm_mean_nothing_here_and_it_is_said() -> None:
-    asked = {"sbatch_args": ("--nice",), "srun_args": ("--mpi=none",), "stage": Stage.TAR}
-    names = ("--sbatch-arg", "--srun-arg", "launch.stage", "launch.stage_dir")
-    found = here(**asked, stage_dir="/local").notes
-    assert {f"{name} has no effect on this machine" for name in names} <= set(found)
 
 
 def test_one_node_stages_only_if_asked() -> None:

@@ -7,8 +7,8 @@ import re
 import pytest
 
 from tests.local.test_main_road_local import FOUR
-from tests.patience import patience, wait_for
-from tests.road import ROOT, Project
+from tests.patience import patience
+from tests.road import Project
 
 pytestmark = [pytest.mark.torch, pytest.mark.long, pytest.mark.timeout(240)]
 
@@ -55,23 +55,7 @@ def test_a_training_that_was_already_complete(here: Project) -> None:
     assert here.json("status")["attempt"] == 2
 
 
-# Scripts that never join a process group, and one that joins late
-
-
-SOON = """
-import sys
-if "clusterrun.node" in sys.orig_argv:
-    from clusterrun.node.watch import hangs
-    hangs.JOINING_S = 2
-"""
-LATE = """
-import sys, time
-from pathlib import Path
-while not Path(sys.argv[1]).exists():
-    time.sleep(0.1)
-from accelerate import Accelerator
-print("sum", Accelerator().num_processes)
-"""
+# Scripts that never join a process group
 
 
 @pytest.mark.parametrize(
@@ -92,20 +76,3 @@ def test_a_script_that_joins_nothing_fails_soon_after_its_first_step(
     (failed,) = [event for event in here.events("L1") if event["type"] == "failed"]
     first = min(map(float, re.findall(r"first step at ([\d.]+)", here.logs("L1"))))
     assert failed["ts"] - first < 10 * patience()
-
-
-def test_a_script_that_joins_late_is_reported_and_completes(here: Project) -> None:
-    (here.path / "late.py").write_text(LATE)
-    (here.path / "lib").mkdir()
-    (here.path / "lib" / "sitecustomize.py").write_text(SOON)
-    here.extra["PYTHONPATH"] = f"{here.path / 'lib'}:{ROOT}"
-    go = here.path / "go"
-    job_id = here.submit(*FOUR, "late.py", str(go))
-    follower = here.start("logs", "-f", job_id)
-    follower.wait_for("ranks are running and none has joined a process group")
-    wait_for(lambda: here.json("status", job_id)["unjoined"], "the status")
-    assert "none has joined a process group" in here.ok("status", job_id)
-    go.touch()
-    assert follower.end() == 0
-    assert here.json("status", job_id)["unjoined"] is None
-    assert "4 ranks in one world" in here.ok("status", job_id)

@@ -119,7 +119,6 @@ def _record(root: Path, *, job_id: str, cluster: Cluster) -> JobRecord:
         time_minutes=0,
         versions={},
         user="me",
-        host="here",
     )
 
 

@@ -15,9 +15,8 @@ WORLD = 16
 
 
 def members(copies: Copies) -> list[int]:
-    """Return the ranks of copies; those that were shown before are not counted again."""
-    bits = copies.taken & ~copies.shown_before
-    return [rank for rank in range(bits.bit_length()) if bits >> rank & 1]
+    """Return the ranks of copies."""
+    return [rank for rank in range(copies.taken.bit_length()) if copies.taken >> rank & 1]
 
 
 class Folded:
@@ -29,7 +28,7 @@ class Folded:
 
     def _write(self, line: LogLine, body: str, copies: Copies | None) -> None:
         who = " ".join(map(str, members(copies))) if copies else ""
-        label = f"[{who}{' more' if copies.shown_before else ''}] " if copies else f"{line.rank} "
+        label = f"[{who}] " if copies else f"{line.rank} "
         self.written.append(label + body)
 
     def feed(self, rank: int | None, text: str, *, ms: int = 0, stream: str = "o") -> None:
@@ -96,16 +95,6 @@ def test_tracebacks_of_two_ranks_are_one() -> None:
     assert fold((0, lost), (1, other)) == [f"0 {lost}", f"1 {other}"]
 
 
-def test_a_late_traceback_of_one_rank_is_one_more() -> None:
-    lost = 'Traceback:\n  File "a.py", line 3\nRuntimeError: lost'
-    folded = Folded()
-    for rank in range(2):
-        folded.feed(rank, lost)
-    assert folded.drain() == ["[0 1] " + lost]
-    folded.feed(2, lost)
-    assert folded.drain() == ["[2 more] " + lost]
-
-
 def test_what_two_agents_say_is_one_line() -> None:
     folded = Folded()
     for node in ("n1", "n2"):
@@ -135,7 +124,7 @@ def test_late_copies_make_a_line_of_their_own() -> None:
     assert folded.take() == ["[0 1 2 3] a"]
     for rank in range(4, 7):
         folded.feed(rank, "a", ms=1000)
-    assert folded.drain() == ["0 x", "[4 5 6 more] a"]
+    assert folded.drain() == ["0 x", "[4 5 6] a"]
     folded.feed(8, "a", ms=1000)
     assert folded.drain() == ["8 a"]
 

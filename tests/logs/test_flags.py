@@ -90,10 +90,6 @@ def test_what_a_side_file_left_out_is_told(run: LogsCommand) -> None:
         assert said.stdout
 
 
-def test_a_log_file_can_be_named_by_its_path(run: LogsCommand) -> None:
-    assert run.lines(str(run.paths.log(1, "n2")), "--prefix", "none", "-n", "1") == ["after"]
-
-
 MISTAKES = (
     (["-g", "("], "bad --include pattern: missing ), unterminated subpattern at position 0"),
     (["--exclude", "*"], "bad --exclude pattern: nothing to repeat at position 0"),
@@ -105,7 +101,6 @@ MISTAKES = (
     (["--stream", "batch,out"], "no stream 'batch' to merge"),
     (["--attempt", "-1"], "job L1 has no attempt -1"),
     (["--rank", "9000"], "rank 9000 does not exist; job L1 has ranks 0-15"),
-    (["--follow", "--path"], "--follow and --path cannot be combined"),
     (["--follow", "--until", "1h"], "--follow and --until cannot be combined"),
     (["--node", "n7"], "no log of n7\n  hint: choose from n[1-2]\n"),
     (["--rank", "16"], "rank 16 does not exist; job L1 has ranks 0-15\n"),
@@ -252,12 +247,12 @@ def test_an_old_error_line_of_another_rank_is_among_the_last_lines(
     long_ago: LogsCommand, form: list[str]
 ) -> None:
     lines = long_ago.lines("L1", "--prefix", "none", *form)
-    assert len(lines) == 200
-    assert lines[:2] == ["ValueError: the cause", "step 102"]
+    assert len(lines) == 201
+    assert lines[:2] == ["ValueError: the cause", "step 101"]
     assert lines[-1] == "OSError: lost"
 
 
-def test_error_lines_take_no_more_than_half_of_the_room(here: LogsCommand) -> None:
+def test_before_the_last_lines_are_half_as_many_error_lines(here: LogsCommand) -> None:
     here.start()
     write_errors(here, "n2", *((T0 + i, 9, f"ValueError: {'x' * i}") for i in range(20)))
     here.write("n1", *(raw(T0 + SECOND + i, 0, "o", f"step {i}") for i in range(20)))
@@ -265,17 +260,17 @@ def test_error_lines_take_no_more_than_half_of_the_room(here: LogsCommand) -> No
     done = here.logs("L1", "-n", "10", "--prefix", "none")
     assert done.stdout.splitlines() == [
         *(f"ValueError: {'x' * i}" for i in range(16, 20)),
-        *(f"step {i}" for i in range(15, 20)),
+        *(f"step {i}" for i in range(11, 20)),
         "OSError: lost",
     ]
     assert done.stderr.startswith(
-        "note: last 10 lines of rank 0 and the launcher, and the newest error lines of all 16 ranks"
+        "note: last 14 lines of rank 0 and the launcher, and the newest error lines of all 16 ranks"
     )
 
 
 SAID = (
-    ([], "note: last 200 lines of rank 0 and the launcher, and the error lines of all 16 ranks; "
-         "8,968 bytes in all"),
+    ([], "note: last 201 lines of rank 0 and the launcher, and the newest error lines of all 16 "
+         "ranks; 8,968 bytes in all"),
     (["-n", "all"], "note: all lines of rank 0 and the launcher, and the error lines of all 16"),
     (["-g", "step"], "note: last 200 lines of rank 0 and the launcher, and"),
     (["-a", "-n", "2"], "note: last 2 lines (-n all, -f follow)"),
@@ -314,6 +309,6 @@ def test_each_attempt_has_all_the_room(long_ago: LogsCommand) -> None:
     long_ago.write("n1", *(raw(T0 + i, 0, "o", f"again {i}") for i in range(9)), attempt=2)
     lines = long_ago.lines("L1", "--attempt", "all", "-n", "4", "--prefix", "auto")
     assert [line.partition(" ")[2].strip(" |!") for line in lines] == [
-        "ValueError: the cause", "step 298", "step 299", "OSError: lost",
+        "ValueError: the cause", "step 297", "step 298", "step 299", "OSError: lost",
         "again 5", "again 6", "again 7", "again 8",
     ]  # fmt: skip

@@ -11,16 +11,8 @@ from typing import Any
 
 import pytest
 
-from clusterrun.logformat.lines import LogLine
-from clusterrun.logs.follow import (
-    REORDER_US,
-    Entry,
-    Joined,
-    Left,
-    NewAttempt,
-    Pause,
-    follow,
-)
+from clusterrun.logformat.lines import LogLine, Stream
+from clusterrun.logs.follow import REORDER_US, Entry, Joined, NewAttempt, Pause, follow
 from clusterrun.logs.sources import OVERVIEW, Catalogue, find_files
 from clusterrun.rundir.paths import RunPaths
 from tests.logs.corpus import T0, everything, raw, texts, write_log
@@ -57,12 +49,10 @@ def followed(paths: RunPaths, script: Script, **asked: Any) -> list[str]:
 
 
 def _told(entry: Entry) -> str:
-    if isinstance(entry, LogLine):
-        return entry.text.decode()
     if isinstance(entry, NewAttempt):
         return f"== attempt {entry.attempt} =="
-    assert isinstance(entry, Left)
-    return f"- {entry.node} {entry.code}"
+    assert isinstance(entry, LogLine)
+    return ("- " if entry.stream is Stream.END else "") + entry.text.decode()
 
 
 def test_what_is_there_comes_first_then_what_is_written(paths: RunPaths) -> None:
@@ -161,7 +151,7 @@ def test_an_overview_reads_the_errors_of_others_from_their_side_files(paths: Run
 
 def test_the_end_of_a_nodes_log_is_told(paths: RunPaths) -> None:
     write_log(paths, 1, "n1", [raw(T0, 0, "o", "a"), raw(T0 + 1, None, "z", "3 rank 0 failed")])
-    assert followed(paths, Script()) == ["a", "- n1 3"]
+    assert followed(paths, Script()) == ["a", "- 3 rank 0 failed"]
     assert followed(paths, Script(), tail=1) == ["a"]  # it was over when following began
 
 

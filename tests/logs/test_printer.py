@@ -12,7 +12,6 @@ import pytest
 
 from clusterrun.cli.logs import print_joined, print_left
 from clusterrun.cli.logs_view import LogPrinter, Request
-from clusterrun.logs.follow import Left
 from clusterrun.logs.sources import EVERYTHING, LogFile, Query
 from clusterrun.rundir.paths import RunPaths
 from tests.logs.corpus import T0, line
@@ -107,9 +106,6 @@ def test_the_progress_bar_of_one_rank_stays_in_its_row_of_a_terminal(
     assert terminal.take() == "\r\x1b[Kn1:3  ! done\n"
 
 
-ALIKE = tuple(Left(node=node, code=1) for node in ("n2", "n3"))
-
-
 def test_what_happens_beside_the_lines_is_told_on_stderr_in_order(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -118,7 +114,8 @@ def test_what_happens_beside_the_lines_is_told_on_stderr_in_order(
     to.print_line(line(T0, "n1", 0, "O", b"begun"))
     to.start_attempt(2)
     print_joined((*[LogFile(node=f"n{n}", path=Path("n.log")) for n in range(1, 21)],), to)
-    print_left([Left(node="n1", code=0), *ALIKE], to)
+    ends = (("n1", b"0 done"), ("n2", b"1 failed"), ("n3", b"1 failed"))
+    print_left([line(T0, node, None, "z", text) for node, text in ends], to)
     to.print_end("FAILED", 1)
     assert pipe.take() == "n1:0  | begun…\n"
     assert capsys.readouterr().err.splitlines() == [

@@ -31,7 +31,7 @@ def _scripts() -> Iterator[str]:
 
 
 def _refused() -> Iterator[str]:
-    yield "| combination | what comes of it |\n|---|---|"
+    yield "| combination | result |\n|---|---|"
     for rule in RULES:
         then = rule.then
         if isinstance(then, Refused):

@@ -231,7 +231,7 @@ def test_a_status_is_that_of_the_rank_where_nothing_can_be_said_of_it(stub_job: 
     assert job.start().wait() == [3]
 
 
-def test_what_could_not_be_written_is_counted_in_the_last_words(
+def test_what_could_not_be_written_is_kept_and_named_in_the_last_words(
     stub_job: Make, tmp_path: Path
 ) -> None:
     (tmp_path / "hasty").mkdir()
@@ -246,7 +246,7 @@ def test_what_could_not_be_written_is_counted_in_the_last_words(
     job.start(PYTHONPATH=f"{tmp_path / 'hasty'}:{STUB}:{ROOT}")
     assert job.wait() == [0]
     assert "not all logs could be written" in job.errors()
-    assert "No space left on device): up to 25 bytes of 2 outputs are missing" in job.errors()
+    assert "(No space left on device); the ranks' own files are kept" in job.errors()
     [kept] = job.spools()
     assert f"are kept on local0 in {kept}" in job.errors()
     assert (kept / "rank_0.out").read_text() == "rank 0 of 1 []\n"
@@ -398,7 +398,6 @@ def test_an_alert_and_what_became_worse_on_the_gpus_are_noted(
     job = failed_on_gpus(stub_job, tmp_path, monkeypatch, "gpu0.errors 3")
     assert "nvml: GPU 0 (0000:3b:00, GPU-a): 3 new uncorrectable ECC errors\n" in job.text()
     assert job.text().count("GPU 1: 90 °C") == 1
-    assert [(e["kind"], e["gpu"]) for e in job.events("alert")] == [("gpu_temperature", 1)]
     (sample,) = read_latest(job.paths).values()
     assert [gpu.power_w for gpu in sample.gpus] == [350.5, 350.5]
 
@@ -420,7 +419,7 @@ statvfs = os.statvfs
 
 def full(path):
     found = statvfs(path)
-    is_full = str(path) == "/dev/shm" and os.path.exists(os.environ["FULL"])
+    is_full = str(path) == "/dev/shm"
     return os.statvfs_result([*found[:2], 1 << 30, 0, 0, *found[5:]]) if is_full else found
 
 os.statvfs = full
@@ -428,17 +427,17 @@ os.statvfs = full
 SHM = "node.shm: /dev/shm: only 0 MiB of "
 
 
-def start_with_shm(job: AgentJob, rank: int, full: Path) -> AgentJob:
-    """Start nodes; /dev/shm of one is full as soon as a file exists."""
+def start_with_shm(job: AgentJob, rank: int) -> AgentJob:
+    """Start nodes, one of which has a full /dev/shm."""
     (job.tmp / "sitecustomize.py").write_text(FULL_SHM)
     for each in range(job.plan.nodes):
         path = f"{job.tmp}:{STUB}:{ROOT}"
-        job.start_node(each, **({"PYTHONPATH": path, "FULL": str(full)} if each == rank else {}))
+        job.start_node(each, **({"PYTHONPATH": path} if each == rank else {}))
     return job
 
 
 def test_a_node_that_fails_preflight_is_named_and_trains(stub_job: Make) -> None:
-    job = start_with_shm(stub_job(HELLO), 1, Path("/"))
+    job = start_with_shm(stub_job(HELLO), 1)
     assert job.wait() == [0, 0]
     assert f"clusterrun: preflight: local1: {SHM}" in job.errors()
     (found,) = job.events("preflight")[0]["findings"]
@@ -448,7 +447,7 @@ def test_a_node_that_fails_preflight_is_named_and_trains(stub_job: Make) -> None
 
 
 def test_an_enforced_preflight_starts_no_rank(stub_job: Make) -> None:
-    job = start_with_shm(stub_job(HELLO, preflight=Preflight.ENFORCE), 1, Path("/"))
+    job = start_with_shm(stub_job(HELLO, preflight=Preflight.ENFORCE), 1)
     assert job.wait() == [NodeExit.NODE_UNFIT] * 2
     end = json.loads(job.paths.outcome(1).read_text())
     reason = "preflight failed: node.shm on local1"
@@ -456,18 +455,6 @@ def test_an_enforced_preflight_starts_no_rank(stub_job: Make) -> None:
     assert job.events("rank_start") == []
     assert f"local1: {SHM}" in job.errors()
     job.assert_clean()
-
-
-def test_a_check_that_fails_since_the_start_is_noted(stub_job: Make, tmp_path: Path) -> None:
-    full = tmp_path / "full"
-    job = stub_job(victim(f"open({str(full)!r}, 'w').close(); sys.exit(3)"))
-    assert start_with_shm(job, 1, full).wait() == [3, 3]
-    line = f"preflight: {SHM.replace(': ', ': ok at the start; now fail: ', 1)}"
-    assert [
-        node
-        for node in ("local0", "local1")
-        if any(row[3].startswith(line) for row in job.log(node))
-    ] == ["local1"]
 
 
 # Run directories in different places, and what the home has of both

@@ -19,7 +19,6 @@ from clusterrun.config.choices import Launcher
 from clusterrun.errors import NodeExit
 from clusterrun.node.forge import project, ranks
 from clusterrun.node.forge.ranks import Closed
-from clusterrun.rundir.events import read_start
 from tests.health.stand_in import stand_in
 from tests.node.jobs import ROOT, STUB, AgentJob
 from tests.patience import wait_for
@@ -134,7 +133,6 @@ def test_ranks_start_as_usual_after_a_bad_preload(
     how = "as new interpreters|by accelerate launch"  # as far as the forge has lived
     assert re.match(rf"clusterrun: local0: the ranks start (?:{how}), not as forks: {why}", line)
     assert HINTS.get(what, "; hint: use --set launch.launcher=accelerate") in line
-    assert line.endswith(read_start(job.paths, 1)[1]), "status shows it"
     job.assert_clean()
 
 

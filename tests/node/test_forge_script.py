@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
+import random
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -120,13 +123,47 @@ def test_what_a_rank_has_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert "the script changes OMP_NUM_THREADS too late: the forge" in start.missed()
 
 
+LOADS = "import accelerate\n"
+DATASETS = {
+    "import torch\n": False,
+    LOADS: True,
+    f"{LOADS}import os\nos.environ['HF_DATASETS_CACHE'] = '/x'\n": False,
+    f"{LOADS}import sys\nsys.path.insert(0, 'third')\n": False,  # it has a datasets of its own
+}
+
+
+def test_the_datasets_package_is_imported_for_scripts_that_would(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "datasets", raising=False)
+    if importlib.util.find_spec("datasets") is None:
+        pytest.skip("datasets is not installed")
+    (tmp_path / "third" / "datasets").mkdir(parents=True)
+    (tmp_path / "third" / "datasets" / "__init__.py").write_text("")
+    found = {}
+    for source in DATASETS:
+        (tmp_path / "train.py").write_text(source)
+        project = ProjectFiles([str(tmp_path / "train.py")])
+        late = ranks.between_attempts(project, Changes(project).names)
+        found[source] = "datasets" in late
+    assert found == DATASETS
+
+
+def test_a_fork_draws_names_of_its_own_for_cached_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = random.Random(1)
+    module = SimpleNamespace(fingerprint_rng=generator)
+    monkeypatch.setitem(sys.modules, "datasets.fingerprint", module)
+    ranks._refresh_seeds()
+    assert generator.random() != random.Random(1).random()
+
+
 @pytest.mark.agents
 def test_more_is_imported_only_if_the_next_attempt_stays_like_this_one() -> None:
     program = """
 import socket, sys
 from clusterrun.node.forge import process, ranks
 process.IDLE_S = 0.01
-ranks.between_attempts = lambda: ("colorsys",)
+ranks.between_attempts = lambda *_: ("colorsys",)
 plan = {"strategy": "ddp", "entry": ["train.py"]}
 agent, end = socket.socketpair()
 forge = process.ForgeProcess(end, plan, is_alone=True)
@@ -134,9 +171,14 @@ for is_alike in (0, 1):
     forge._page[0] = is_alike
     forge._follow()
     print("colorsys" in sys.modules)
+ranks.between_attempts = lambda *_: 1 / 0
+forge._page[0] = 1
+forge._follow()
+print(forge._why_closed.partition(";")[0])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout.split() == ["False", "True"], done.stderr
+    said = "ZeroDivisionError: division by zero"  # the running ranks live on
+    assert done.stdout.splitlines() == ["False", "True", said], done.stderr
 
 
 def test_a_script_that_sets_variables_first_gets_new_interpreters(stub_job: Make) -> None:

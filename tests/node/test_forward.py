@@ -149,28 +149,6 @@ def _raise(failures: list[ValueError]) -> None:
         raise failures.pop()
 
 
-# What is lost in the end
-
-
-def test_all_is_counted_that_is_left_when_a_disk_stays_full(tmp_path: Path) -> None:
-    thread = forwarder(tmp_path, log_spool_bytes=5_000_000)
-    make_full(tmp_path)
-    spool = tmp_path / "spool"
-    (spool / "rank_0.out").write_bytes(b"x" * 99 + b"\n")
-    thread.start()
-    wait_for(lambda: bool(thread.problem))  # the first line waits in memory by now
-    with (spool / "rank_0.out").open("ab") as file:
-        file.write(b"x" * 99 + b"\n")
-    (spool / "rank_1.err").write_bytes(b"y" * 99 + b"\n")
-    (spool / "launcher.out").write_bytes((b"z" * 99 + b"\n") * 100_000)  # some of it is dropped
-    assert not thread.finish(1)
-    left = {(output.rank, output.stream): size for output, size in thread.unwritten().items()}
-    assert left == {("0", "o"): 200, ("1", "e"): 100, ("-", "l"): 10_000_000}
-    log_path(tmp_path).unlink()
-    assert thread.finish(30)
-    assert thread.unwritten() == {}
-
-
 # The time of a line
 
 

@@ -58,6 +58,7 @@ WORSE = [
     ({"gpu0_errors": 2}, "2 new uncorrectable ECC errors", "gpu_ecc"),
     ({"gpu0_pending": 1}, "now waits for its replacement", "gpu_ecc"),
     ({"gpu0_failure": 1}, "remapping a row of its memory failed", "gpu_ecc"),
+    ({"gpu0_recovery": 1}, "the driver now asks for a reset", "gpu_xid"),
     ({"gpu0_handle": -15}, "it does not answer: GPU is lost", "gpu_hardware"),
     ({"gpus": 0}, "the driver does not list it", "gpu_hardware"),
 ]
@@ -102,19 +103,16 @@ def test_memory_that_others_held_is_noted_but_not_what_ranks_use(
     assert roles(line) == {}
 
 
-def test_the_work_of_gpus_by_the_counters_that_they_have(driver: StandIn, start: Start) -> None:
+def test_the_work_of_gpus(driver: StandIn, start: Start) -> None:
     def asked(name: str) -> NvmlGpu:
         (gpu,) = start(name).before.values()
         return gpu
 
     gpu = asked("GPU-b")
-    assert (gpu.activity, gpu.is_of_sms) == (30.0, False)
-    assert (gpu.watts, gpu.celsius) == (350.5, 61)
-    driver.answer(gpm=1, gpu0_power=-3)
+    assert (gpu.activity, gpu.watts, gpu.celsius) == (30.0, 350.5, 61)
+    driver.answer(gpu0_power=-3)
     gpu = asked("0")
-    assert (gpu.activity, gpu.is_of_sms, gpu.watts) == (80.0, True, None)
-    driver.answer(gpu0_sms=-1)  # it is then no number
-    assert asked("0").activity is None
+    assert (gpu.activity, gpu.watts) == (30.0, None)
     driver.answer(gpu0_mig=1)
     made = start(is_asked=False)
     assert made.ask(0.0) is None, "a late answer is that to the next question"
@@ -139,7 +137,7 @@ def test_a_process_that_is_killed_answers_nothing(start: Start) -> None:
     os.kill(pid, signal.SIGKILL)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # its socket closes a little earlier
     assert found.ask(30 * patience()) is None or found.ask(30 * patience()) is None
-    assert found.has_ended
+    assert not found.is_open
     assert (noted(found), found.pids) == ([], [])
 
 

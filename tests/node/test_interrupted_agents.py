@@ -7,7 +7,6 @@ import os
 import re
 import signal
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -15,7 +14,6 @@ import psutil
 import pytest
 
 from clusterrun.config.choices import Launcher
-from clusterrun.diagnosis.kinds import Unjoined
 from clusterrun.errors import NodeExit
 from clusterrun.node.conductor.agents import Agents, AgentsState
 from clusterrun.node.conductor.leader import Leader
@@ -157,33 +155,6 @@ def changed_agents(job: AgentJob, change: str) -> dict[str, str]:
         f"import sys\nif 'clusterrun.node' in sys.orig_argv:\n    {change}\n"
     )
     return {"PYTHONPATH": f"{site}:{STUB}:{ROOT}"}
-
-
-NEVER_JOINS = """
-import sys, time
-from pathlib import Path
-print("ready", flush=True)
-while not Path(sys.argv[1]).exists():
-    time.sleep(0.05)
-import torch.distributed as dist
-dist.init_process_group("gloo")
-"""
-
-
-def test_ranks_that_run_and_do_not_join_are_reported_once(
-    stub_job: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    go = tmp_path / "go"
-    job = stub_job(NEVER_JOINS, str(go), world_contract=True)
-    monkeypatch.setattr(hangs, "JOINING_S", 0.3)
-    job.start().wait_for("hint: wait if the script is still preparing its data")
-    go.touch()
-    assert job.wait() == [0, 0]
-    found = job.events("unjoined")
-    assert [(event["node"], event["waiting"]) for event in found] == [("local0", 0)]
-    fact = Unjoined(running=found[0]["running"], waiting=0).text(4)
-    (line,) = [row for row in job.log() if fact in row[3]]
-    assert line[1:3] == ("-", "a")
 
 
 def test_a_rank_that_is_stopped_is_found_and_named(

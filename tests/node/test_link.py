@@ -376,24 +376,25 @@ async def test_the_cause_of_lost_connections_may_come_late(
     assert (await story(fewer_there, own)).code == 139
 
 
-async def test_ranks_that_may_fail_alike_are_awaited_until_most_have(
+async def test_ranks_that_may_fail_alike_are_awaited_if_no_restart_has_to_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(link_module, "SETTLE_S", 0.02)
     at_line = dataclasses.replace(failure(1, 1.0), cause=Cause.EXCEPTION, where="train.py:1")
 
-    async def story(alike_s: float, *, is_open: bool) -> Ending:
+    async def story(alike_s: float, *, may_wait: bool = True, line: Failure = at_line) -> Ending:
         monkeypatch.setattr(link_module, "ALIKE_S", alike_s)
         decision = link_module.StopDecision()
-        decision.is_open = lambda ending, reports: is_open and ending.alike == reports < 2
-        decision.add(at_line)
+        decision.may_wait = lambda alike, reports: bool(alike) and may_wait and reports < 2
+        decision.add(line)
         await asyncio.sleep(0.2)
-        decision.add(at_line)
+        decision.add(line)
         return await asyncio.wait_for(decision.wait(), 30)
 
-    assert (await story(3600, is_open=True)).alike == 2
-    assert (await story(0.05, is_open=True)).alike == 1
-    assert (await story(3600, is_open=False)).alike == 1
+    assert (await story(3600)).alike == 2
+    assert (await story(0.05)).alike == 1
+    assert (await story(3600, may_wait=False)).alike == 1
+    assert (await story(3600, line=failure(1, 1.0))).alike == 0, "no place of the script"
 
 
 async def test_a_refusal_reaches_a_member_that_is_slow(

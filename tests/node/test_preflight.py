@@ -1,4 +1,4 @@
-"""What the checks of a node find before the launch, and what has changed after a failure."""
+"""What the checks of a node find before the launch."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from clusterrun.health.examine import Look
 from clusterrun.health.gpus import ANSWER_S
 from clusterrun.node.link.connection import LINE_BYTES, Report
 from clusterrun.node.watch import preflight
-from clusterrun.node.watch.preflight import MOST_FACTS, NodeChecks
+from clusterrun.node.watch.preflight import NodeChecks
 from clusterrun.shared import shell
-from clusterrun.shared.finding import Finding, Severity, fail, note, ok, skip
+from clusterrun.shared.finding import Finding, Severity, fail, note
 from clusterrun.shared.typed import decoded
 from tests.launch.samples import here
 from tests.patience import patience
@@ -59,32 +59,9 @@ def test_a_check_that_is_late_delays_a_start_by_less_than_2_s(answer: Answer) ->
     assert time.monotonic() - start < preflight.DEADLINE_S + 5 * patience()
 
 
-def test_facts_of_the_node_come_with_the_checks(answer: Answer) -> None:
+def test_checks_can_be_switched_off(answer: Answer) -> None:
     answer(FULL)
-    found, off = checks(), checks(Preflight.OFF)
-    assert reported(of=found) == (FULL,)
-    assert "system.kernel" in found.facts
-    assert (reported(of=off), off.facts) == ((), {})
-
-
-@pytest.mark.parametrize("is_late", [True, False])
-def test_facts_that_cannot_be_read_are_left_out(
-    answer: Answer, monkeypatch: pytest.MonkeyPatch, is_late: bool
-) -> None:
-    """As a metadata file that is not UTF-8, or a device that does not answer."""
-
-    def broken() -> dict[str, str]:
-        if is_late:
-            time.sleep(30)
-        return {"versions.torch": b"\xff".decode()}
-
-    monkeypatch.setattr(preflight, "DEADLINE_S", 0.1)
-    monkeypatch.setattr(preflight, "node_facts", broken)
-    answer(FULL)
-    found, start = checks(), time.monotonic()
-    assert reported(of=found) == (FULL,)
-    assert found.facts == {}
-    assert time.monotonic() - start < 10 * patience()
+    assert (reported(), reported(of=checks(Preflight.OFF))) == ((FULL,), ())
 
 
 def test_a_fault_of_a_check_is_a_note_and_ends_nothing(answer: Answer) -> None:
@@ -111,31 +88,11 @@ def test_a_driver_that_hangs_delays_neither_the_start_nor_the_end(
 
 
 @pytest.mark.parametrize("letter", ["x", "\U0001f525", "\0"])
-def test_a_report_of_long_texts_is_short(
-    answer: Answer, monkeypatch: pytest.MonkeyPatch, letter: str
-) -> None:
+def test_a_report_of_long_texts_is_short(answer: Answer, letter: str) -> None:
     long = letter * 9999
-    monkeypatch.setattr(preflight, "node_facts", lambda: {f"{n}.{long}": long for n in range(99)})
     answer(*(fail(f"gpu.x{n}", f"a\n{long}", long) for n in range(99)))
-    found = checks()
-    about = {"checks": reported(of=found), "facts": found.facts}
-    one = Report(node="n1", node_rank=1, versions={}, **about)
+    one = Report(node="n1", node_rank=1, versions={}, checks=reported())
     data = json.dumps(dataclasses.asdict(one))
     assert len(data) < LINE_BYTES / 10
     assert decoded(Report, json.loads(data)) == one
-    assert len(found.facts) == MOST_FACTS
     assert all(each.text.startswith(f"a {letter}") for each in one.checks)
-
-
-def test_what_became_worse_is_a_line(answer: Answer) -> None:
-    found = checks()
-    answer(ok("node.tmp", "9"), SMALL, ok("node.x", "1"), skip("node.y", "late"),
-           ok("node.z", ""), ok("gpu.foreign", ""))  # fmt: skip
-    reported(of=found)
-    late, own = skip("node.x", "late"), fail("gpu.foreign", "in use by the ranks", "x")
-    answer(FULL, SMALL, late, fail("node.y", "1", "x"), note("node.z", "0", "x"), own)
-    assert [str(note) for note in asyncio.run(found.changes())] == [
-        "preflight: node.tmp: ok at the start; now fail: only 0.0 GiB are free",
-        "preflight: node.x: ok at the start; now skip: late",
-        "preflight: node.z: ok at the start; now note: 0",
-    ]

@@ -117,13 +117,13 @@ STACKS = {rank: to_data([place(rank)]) for rank in range(3)}
 
 
 async def test_stacks_of_all_nodes_are_answered_once(tmp_path: Path) -> None:
-    nodes = Nodes(tmp_path, {"stacks": STACKS})
+    nodes = Nodes(tmp_path, {"stacks": STACKS, "dump": {rank: {} for rank in range(3)}})
     (tmp_path / "outcome.json").touch()  # no request
-    found = await nodes.answered(request_look(tmp_path, with_dumps=False))
-    await nodes.answered(request_look(tmp_path, with_dumps=False))
+    found = await nodes.answered(request_look(tmp_path))
+    await nodes.answered(request_look(tmp_path))
     assert from_data(found) == [place(0), place(1), place(2)]
     assert (found["dumped"], found["silent"]) == ([], [])
-    assert [asked["what"] for asked in nodes.asked] == ["stacks"] * 2
+    assert [asked["what"] for asked in nodes.asked] == ["stacks", "dump"] * 2
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ async def test_who_dumped_and_who_is_silent(
     tmp_path: Path, stacks: Any, dump: Any, dumped: list[int], silent: list[str]
 ) -> None:
     nodes = Nodes(tmp_path, {"stacks": stacks, "dump": dump})
-    found = await nodes.answered(request_look(tmp_path, with_dumps=True))
+    found = await nodes.answered(request_look(tmp_path))
     assert (found["dumped"], found["silent"]) == (dumped, silent)
     assert nodes.asked[-1]["live"] is True
     names = {at.node for at in from_data(found)}
@@ -167,7 +167,7 @@ def test_an_answer_is_not_looked_up_before_it_exists(
 
     monkeypatch.setattr(hangs, "read_json", read)
     monkeypatch.setattr(hangs.time, "sleep", sleep)
-    assert hangs._ask(tmp_path, with_dumps=True) == {"silent": ["n2"]}
+    assert hangs._ask(tmp_path) == {"silent": ["n2"]}
     assert not list(tmp_path.iterdir())
 
 
@@ -184,5 +184,5 @@ def test_without_dumps_nothing_is_known_of_waits() -> None:
 def test_agents_that_do_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hangs, "ANSWER_S", 0.05)
     with pytest.raises(ClusterrunError, match="did not answer"):
-        hangs._ask(tmp_path, with_dumps=False)
+        hangs._ask(tmp_path)
     assert not list(tmp_path.iterdir())

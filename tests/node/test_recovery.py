@@ -6,7 +6,6 @@ import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,7 +19,6 @@ from clusterrun.node.recovery.rules import (
     Decision,
     Ground,
     decide,
-    may_be_shared,
 )
 from clusterrun.rundir.outcome import Cause, Next, Outcome, Reason
 from tests.launch.samples import here, on_slurm
@@ -88,15 +86,6 @@ def after(
 
 
 WIDE = tuple(f"n{n}" for n in range(1, 9))
-ERROR = {
-    "code": 1,
-    "cause": Cause.EXCEPTION,
-    "reason": "rank 1 on n2: ValueError: bad sample",
-    "rank": 1,
-    "where": "train.py:5",
-    "message": "ValueError: bad sample",
-    "step": 47,
-}
 
 
 def histories() -> Iterator[tuple[str, Next, Decision]]:
@@ -137,17 +126,6 @@ def histories() -> Iterator[tuple[str, Next, Decision]]:
     yield "and none twice", STOP, after(*progress, ended(KILLED, 200))
     yield "a checkpoint before the first step", RELAUNCH, after(ended(KILLED, 0))
     yield "which is progress only once", STOP, after(*[ended(KILLED, 0)] * 3)
-    for change in (
-        {"step": 46},
-        {"rank": 0},
-        {"where": "train.py:6"},
-        {"message": "ValueError: another sample"},
-        {"cause": Cause.SIGNAL},
-    ):
-        first = ended({**ERROR, **change}, 40)
-        yield f"another error: {change}", RELAUNCH, after(first, ended(ERROR, 40))
-    unknown = ended({**ERROR, "step": None}, 40)
-    yield "the same error at an unknown step", RELAUNCH, after(unknown, unknown)
 
     apart = ended(APART, 100)
     yield "nodes that do not meet", RELAUNCH, after(ended(APART))
@@ -222,8 +200,6 @@ def reasons() -> Iterator[tuple[Decision, Next, str]]:
     yield after(ended(BROKEN, 100, alike=2)), RELAUNCH, "x"
     alone = on_slurm(nodes=1, gpus_per_node=1)
     yield after(ended(BROKEN, 100, nodes=("n1",), alike=1), plan=alone), STOP, every
-    why = "rank 1 failed at train.py:5, step 47, for the second time: a restart would not help"
-    yield after(ended(ERROR, 40), ended(ERROR, 40)), STOP, why
     out = "n2 is left out: failed in preflight"
     yield after(ended(LOST, 100), allocated=SPARE, gone=("n2",)), RELAUNCH, "n2 is lost"
     yield after(ended(FAILED_CHECK, unfit=("n2",)), allocated=SPARE), RELAUNCH, out
@@ -238,23 +214,6 @@ def reasons() -> Iterator[tuple[Decision, Next, str]]:
 def test_each_decision_has_its_reason() -> None:
     found = [((decision.next, decision.why), (step, why)) for decision, step, why in reasons()]
     assert [pair for pair in found if pair[0] != pair[1]] == []
-
-
-@pytest.mark.parametrize(
-    ("alike", "reports", "checkpoint", "asked", "may_be"),
-    [
-        (2, 3, None, {}, True),
-        (3, 3, None, {}, False),  # most ranks
-        (2, 4, None, {}, False),  # no rank is left
-        (0, 1, None, {}, False),  # killed
-        (1, 1, 100, {}, False),  # a restart would wait
-        (1, 1, None, {"max_restarts": 1}, False),
-    ],
-)
-def test_more_reports_are_awaited_only_if_no_restart_follows(
-    alike: int, reports: int, checkpoint: int | None, asked: dict[str, Any], may_be: bool
-) -> None:
-    assert may_be_shared(slurm(**asked), alike, reports, checkpoint) is may_be
 
 
 ON_UNFIT = {"unfit": ("n2",), "node": "n2"}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from clusterrun.rank import import_hooks
-from clusterrun.shared.control_page import ControlPage, Joining
+from clusterrun.shared.control_page import ControlPage
 from tests.rank.place import JOIN, ONE, REAL, World
 
 STEP = """
@@ -43,8 +43,8 @@ def _world(tmp_path: Path) -> World:
     return made
 
 
-def joining(world: World) -> Joining:
-    return ControlPage(world.spool / "control", 1).joining(0)
+def has_joined(world: World) -> bool:
+    return ControlPage(world.spool / "control", 1).has_joined(0)
 
 
 def main(source: str) -> str:
@@ -69,7 +69,7 @@ def test_steps_without_gradients_and_a_join_before_the_first_are_fine(world: Wor
     assert world.run(main(f"train(grad=None)\n{JOIN}\ntrain()\ntrain()")) == 0
     steps = [line for line in world.out().splitlines() if line.startswith("stepped")]
     assert steps == ["stepped 1", "stepped 0", "stepped 0"]  # no hook stays behind
-    assert joining(world) is Joining.JOINED
+    assert has_joined(world)
 
 
 def test_a_rank_alone_and_a_contract_that_is_off_are_not_checked(world: World) -> None:
@@ -111,7 +111,7 @@ def test_a_process_that_joins_in_place_of_its_rank_is_the_rank(world: World) -> 
     script = main("import torch.multiprocessing as mp\nmp.spawn(join, ('1', '2'))")
     assert world.run(script.replace("\nif __name__", f"{ONE_CHILD}\nif __name__")) == 0
     assert world.out().splitlines()[1:] == ["joined", "stepped 0"]
-    assert joining(world) is Joining.JOINED
+    assert has_joined(world)
 
 
 @pytest.mark.parametrize(("rank", "size"), [("0", "2"), ("1", "4")])

@@ -74,10 +74,10 @@ def test_the_next_attempt_continues_from_the_newest_checkpoint_of_its_run(
     train(2, {"saves": (9,)}, save_only_model=True)  # no run can continue from it
     assert train(3, output_dir="other") == [None]
     assert train(3) == [8]
-    said = f"clusterrun: the Trainer continues from {path} (to begin anew: "
+    said = f"clusterrun: the Trainer continues from {path} (to start over: "
     said += "--set launch.trainer_resume=false)\n"
     elsewhere = f"it saves to {Path('other').absolute()}, but this run saved {path}"
-    anew = f"clusterrun: the Trainer begins anew: {elsewhere}\n"
+    anew = f"clusterrun: the Trainer starts over: {elsewhere}\n"
     assert capsys.readouterr().err == said + anew + said
     found, notes = checkpoint_files.newest(tmp_path / "checkpoints")
     assert found is not None
@@ -127,7 +127,7 @@ def test_a_checkpoint_that_another_rank_did_not_finish_is_not_used(
     found: Any = SimpleNamespace(world_size=2)
     (tmp_path / "out/checkpoint-4/rng_state_1.pth").write_bytes(b"PK")
     problem = trainers._problem(tmp_path / "out/checkpoint-4", 1, found, {})
-    assert problem == "rng_state_1.pth is missing, or was not written to its end"
+    assert problem == "rng_state_1.pth is missing or incomplete"
     monkeypatch.setattr(trainers, "gathered", lambda own: [own, problem])
     assert train(2) == [None]
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from clusterrun.config.choices import Strategy
 from clusterrun.config.load import adopt_spec
 from clusterrun.config.spec import JobSpec
-from clusterrun.errors import ConfigError, UsageError
+from clusterrun.errors import ConfigError
 from clusterrun.launch.accelerate_argv import shown_command
 from clusterrun.launch.make import make_plan
 from clusterrun.launch.plan import Plan
@@ -73,12 +73,6 @@ def test_a_person_can_read_a_script_of_two_nodes() -> None:
         assert f"\n# {launch}\n" in script
         places = ("# accelerate launch", "env.sh <<", '{"acc')
         assert sorted(places, key=script.index) == list(places)
-
-
-def test_a_script_larger_than_slurm_takes_is_refused() -> None:
-    args = tuple("x" * 1000 for _ in range(4300))
-    with pytest.raises(UsageError, match="Slurm accepts 4194304 by default"):
-        rendered(on_slurm(args=args))
 
 
 OPTIONS = st.fixed_dictionaries(

@@ -155,9 +155,9 @@ def test_without_accounting_scontrol_tells_how_a_job_ended(
     made = submitter(tmp_path)("exit 3")
     job = settled(made)
     assert (job.state, job.exit_code, job.source) == (JobState.FAILED, 3, "scontrol")
-    assert "Slurm accounting storage is disabled" in job.note
     unknown = BACKEND.query([made.job_id, "99999999"], max_age_s=0)["99999999"]
     assert unknown.state is JobState.UNKNOWN
+    assert "Slurm accounting storage is disabled" in unknown.note
     found = stand(made)
     assert (found.state, found.exit_code) == (JobState.FAILED, 3)
     with pytest.raises(JobNotFoundError):

@@ -30,7 +30,7 @@ def test_a_healthy_site(cluster: Cluster, here: Project) -> None:
     del cluster
     found = looked(here)
     assert {each["status"] for each in found.values()} == {"ok"}, found
-    assert "expects a start" in found["slurm.submit"]["text"]
+    assert found["slurm.submit"]["text"] == "sbatch accepts the job"
 
 
 # The nodes
@@ -142,13 +142,11 @@ def test_each_node_is_broken_in_its_own_way(
     assert bad_of(found) == {
         ("note", "node.files", second),
         ("fail", "same.versions", "accelerate"),
-        ("note", "same.limits", "open files"),
         ("note", "node.tmp", third),
         ("fail", "node.compute", fourth),
     }
     texts = {name: checks[0]["text"] for name, checks in found.items()}
     assert f"accelerate: {second} has 0.1, the other 3 have" in texts["same.versions"]
-    assert f"open files: {second} has 300" in texts["same.limits"]
     assert "libcudart" in texts["node.compute"]
     assert {each["status"] for each in found["net.reduce"]} == {"ok", "skip"}
     assert answer["exclude"] == fourth

@@ -60,7 +60,7 @@ def test_ranks_import_from_the_disk_of_their_node_and_the_next_job_finds_the_cop
     (copy,) = (tmp_path / "disk").glob("clusterrun-stage-*/*")
     assert ranks == {f"0 {copy}/env 1", f"1 {copy}/env 1"}
     assert f"staged {tmp_path / 'env'} (" in batch
-    assert "; 2 nodes lacked it; " in batch
+    assert "; 2 nodes lacked it\n" in batch
     (attempt,) = here.json("status")["attempts"]
     phases = {each["phase"]: each["seconds"] for each in attempt["startup"]["phases"]}
     assert phases["stage"] > 0
@@ -70,5 +70,5 @@ def test_ranks_import_from_the_disk_of_their_node_and_the_next_job_finds_the_cop
     assert again == ranks, batch
     assert "attempt 1: relaunch: " in batch
     assert len(list(here.path.glob("runs/by-job/*/attempts/2"))) == 1
-    assert "; 0 nodes lacked it; " in batch
+    assert "; 0 nodes lacked it\n" in batch
     assert "packing" not in batch

@@ -130,7 +130,7 @@ def test_a_path_that_is_not_copied_is_refused_and_nothing_is_left(hosts: Hosts) 
     project(hosts, "guide", "laptop")
     hosts.laptop.write("big.parquet", "")
     argv = f"clusterrun submit {ON_CPUS} train.py --config paper_r64 --data-file".split()
-    for path, cause in (("../big.parquet", "outside of the project"), ("/home/ann/guide/", "only")):
+    for path, cause in (("../big.parquet", "is not copied"), ("/home/ann/guide/", "only")):
         done = hosts.laptop.run([*argv, path], cwd="/home/ann/guide")
         assert done.returncode == 2
         assert f"error: --data-file: {path}" in done.stderr

@@ -73,7 +73,7 @@ def test_of_two_people_one_runs_and_the_other_learns_of_it(shared_gpus: Hosts) -
         run = re.search(r"runs/(hello/\S+)", "".join(answers[winner][1:]))
         assert run
         error = answers[loser][2]
-        holder = rf"GPU \S+.* run {run[1]} of {winner}\d? \(process \d+\)"
+        holder = rf"GPU \S+.* process \d+ of {winner}\d?"
         assert re.search(rf"^error: h[12]: .*{holder}", error, re.MULTILINE), error
         for name in HOSTS:
             assert "@clusterrun-" in hosts[name].as_root(["cat", "/proc/net/unix"])

@@ -106,7 +106,7 @@ def test_a_full_disk_is_named(hosts: Hosts) -> None:
     code, error, hint = refusal(submit(hosts, "--hosts", "h1,h2"))
     assert code == 1
     assert error.startswith("h2: only ")
-    assert hint == "free space there, or name another directory: --set hosts_dir=DIR"
+    assert hint == "free space on the host, or name another directory: --set hosts_dir=DIR"
     nothing_left(hosts)
 
 
@@ -132,7 +132,7 @@ def test_a_link_that_dies_during_submit_leaves_nothing(hosts: Hosts) -> None:
     hosts.cut(LAPTOP)
     _, err = process.communicate(timeout=120 * patience())
     assert process.returncode == 5, err
-    assert f"error: h1: {Refusal.CLOSED.value}: " in err
+    assert f"error: h1: {Refusal.OTHER.value}: " in err
     hosts.heal("h3")
     hosts.heal(LAPTOP)
     nothing_left(hosts)

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import os
 import secrets
-import socket
 import sys
 import tempfile
 import time
@@ -20,6 +19,7 @@ from clusterrun.backends.environment import scrubbed
 from clusterrun.backends.hosts import crew, openssh, project
 from clusterrun.backends.hosts.crew import MEET_S, Link, is_this_machine
 from clusterrun.backends.local.backend import (
+    VISIBLE,
     Controlling,
     LocalBackend,
     identity,
@@ -45,9 +45,7 @@ ASSEMBLE_S = 900.0  # for all hosts to answer and to get the project
 _NO_JOB = JobId()
 _LEAVING = {"PBS_JOBID", "LSB_JOBID"}
 # What srun needs of the allocation. Its other variables, such as SLURM_GPUS, would size each step.
-OF_STARTERS = (
-    *("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_JOB_CPUS_PER_NODE", "CUDA_VISIBLE_DEVICES"),
-)
+OF_STARTERS = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_JOB_CPUS_PER_NODE", VISIBLE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,9 +108,6 @@ class HostsBackend(LocalBackend):
         if done.rc and "no such process" not in done.stderr.lower():
             raise openssh.silent(host, done.stderr)
 
-    def _is_elsewhere(self, controller: Controlling) -> bool:
-        return not controller.is_gone and controller.host != socket.gethostname()
-
     def _state_elsewhere(self, paths: RunPaths, controller: Controlling) -> tuple[JobState, str]:
         host = controller.host
         age = time.time() - paths.controller.stat().st_mtime
@@ -171,7 +166,7 @@ def _negotiate(
         raise openssh.nonsense(plan.hosts[0]) from error
     if not answer.job_id.startswith("H") or answer.job_id.number <= last_id:
         raise openssh.nonsense(plan.hosts[0])
-    return dataclasses.replace(answer, is_here=is_here, notes=(*notes, *answer.notes))
+    return dataclasses.replace(answer, is_here=is_here, notes=tuple(notes))
 
 
 def _send_project(first: Link, plan: Plan) -> list[str]:

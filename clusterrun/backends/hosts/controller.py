@@ -17,7 +17,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -48,7 +47,7 @@ from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.rundir.record import Home, remember_root
 from clusterrun.shared import checkpoint_files, files
 from clusterrun.shared.durations import format_seconds
-from clusterrun.shared.finding import Severity
+from clusterrun.shared.finding import Finding
 from clusterrun.shared.given import before_setup
 from clusterrun.shared.state import JobId
 from clusterrun.shared.wording import count
@@ -178,49 +177,45 @@ class HostsHost(Host):
         if not self.may_go:
             crew.end_all(self.links)
 
-    def assemble(self) -> list[str]:
-        """Reach all hosts and make them ready; return notes. Raises ClusterrunError, OSError."""
+    def assemble(self) -> None:
+        """Reach all hosts and make them ready. Raises ClusterrunError, OSError."""
         files.create(self.paths.nonce(self.nonce), "")
         _on_all(self.links, self._open)
         needed = [link for link in self.links if link.host in self.sent["must_see"]]
         if blind := [link.host for link in needed if not link.facts["sees_home"]]:
             raise _unseen(blind, self.paths)
-        notes = self._judge(self.links)
+        self._judge(self.links)
         above = self.sent["last_id"]  # the newest one that the submitting machine knows
         self.job_id = take_job_id(self.paths.runs_dir, self.paths, prefix="H", above=above)
         self.environ = {"CLUSTERRUN_HOSTS_JOB_ID": self.job_id}
         # A machine has one boot id, however it is called: of two runs, one gets all its locks.
-        for link in sorted(self.links, key=lambda it: (it.facts["boot_id"], it.facts["hostname"])):
+        for link in sorted(self.links, key=_machine):
             self._lock(link)
         self._try_ports()
         _on_all(self.links, self._place)
-        return notes
 
-    def _judge(self, links: Sequence[Link]) -> list[str]:
-        """Return notes on the hosts. Raises ClusterrunError if the run can't start on them."""
-        found = judge.judged(self.plan, {link.name: link.facts for link in links})
-        if failures := [each for each in found if each.severity is Severity.FAIL]:
-            raise judge.error_of(failures)
-        return [each.summary for each in found]
+    def _judge(self, links: Sequence[Link]) -> None:
+        """Raise ClusterrunError if the run can't start on these hosts."""
+        if found := judge.judged(self.plan, {link.name: link.facts for link in links}):
+            raise judge.error_of(found)
 
     def _try_ports(self) -> None:
         """Have each host reach a port of the first and the next one. Raises ClusterrunError."""
-        first, *others = self.links
-        after = dict(zip((link.name for link in self.links), [*others, first], strict=True))
-        closed: dict[tuple[str, int, str], list[str]] = defaultdict(list)
+        closed: list[Finding] = []
 
         def connect(link: Link) -> None:
-            for end in {first.name: first, after[link.name].name: after[link.name]}.values():
+            after = self.links[(self.links.index(link) + 1) % len(self.links)]
+            for end in {each.name: each for each in (self.links[0], after)}.values():
                 if end is link:
                     continue
                 known = end.facts["server"] if end.first else link.facts["client"]
                 address, port = known or parse_host(end.host).host, end.facts["port"]
                 if reason := link.ask("connect", address=address, port=port)["closed"]:
-                    closed[end.name, port, reason].append(link.name)
+                    closed.append(judge.closed_port(link.name, end.name, port, reason))
 
         _on_all(self.links, connect)
         if closed:
-            raise judge.error_of(judge.closed_port(names, *end) for end, names in closed.items())
+            raise judge.error_of(closed)
 
     def admit(self, link: Link) -> None:
         """Make a host usable that was lost. Raises ClusterrunError."""
@@ -255,11 +250,11 @@ class HostsHost(Host):
         gpus = judge.gpus_to_lock(self.plan, link.facts)
         needed = judge.gpus_needed(self.plan) if gpus else 0
         job = f"{self.job_id}-{self.paths.root.name}"  # others have jobs of the same number
-        about = {"run": f"{self.plan.name}/{self.paths.root.name}", "host": link.name}
-        locked = link.ask("lock", job=job, about=about, gpus=gpus, count=needed)
+        locked = link.ask("lock", job=job, gpus=gpus, count=needed)
         link.gpus = tuple(locked["gpus"]) if link.facts["gpus"].get("all") else ()
         if locked["twice"]:
-            raise judge.error_of([judge.twice(link.name, locked["twice"])])
+            other = next(each for each in self.links if _machine(each) == _machine(link))
+            raise judge.error_of([judge.twice(link.name, other.name)])
         if len(locked["gpus"]) < needed:
             raise judge.error_of(judge.busy(link.name, *each) for each in locked["busy"].items())
 
@@ -458,6 +453,10 @@ class HostsHost(Host):
         return environ
 
 
+def _machine(link: Link) -> tuple[str, str]:
+    return link.facts["boot_id"], link.facts["hostname"]
+
+
 def _unseen(hosts: Sequence[str], paths: RunPaths) -> UsageError:
     text = f"{', '.join(hosts)} can't see the run directory {paths.root}"
     return UsageError(text, hint="name a --run-dir that all hosts share, or hosts that see it")
@@ -506,10 +505,9 @@ def conduct(
     listener = threading.Thread(target=host.listen, args=(pipe,), daemon=True)
     try:
         listener.start()
-        notes = host.assemble()
+        host.assemble()
         write_controller(paths)
-        root, python = str(paths.root), sys.executable
-        pipe.send("answer", job_id=host.job_id, run_dir=root, python=python, notes=notes)
+        pipe.send("answer", job_id=host.job_id, run_dir=str(paths.root), python=sys.executable)
         listener.join(GO_S)
         if not host.may_go:
             raise SubmissionError("the submission was interrupted")

@@ -20,10 +20,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NamedTuple, NoReturn
+from typing import Any, BinaryIO, Final, NoReturn
 
 from clusterrun.backends.environment import scrubbed
 from clusterrun.backends.hosts import judge, mirror
@@ -35,10 +35,10 @@ from clusterrun.backends.local.controller import amend_controller, start_node
 from clusterrun.errors import ClusterrunError
 from clusterrun.health import paths as health_paths
 from clusterrun.health.examine import Look, examine, side_by_side
-from clusterrun.health.gpus import LONG_S, GpuAnswer, device_names
-from clusterrun.health.machine import gib, packages
+from clusterrun.health.gpus import LONG_S, GpuAnswer, described, device_names
+from clusterrun.health.machine import packages
 from clusterrun.health.nvml import NO_DRIVER, NvmlGpu
-from clusterrun.node.base.ports import listening_socket
+from clusterrun.node.base.ports import free_port, listening_socket
 from clusterrun.node.base.processes import adopt_orphans, kill_descendants
 from clusterrun.node.base.stderr import say_on_stderr
 from clusterrun.rundir import record
@@ -62,11 +62,7 @@ WAIT_S: Final = 1.0  # for a process that is about to hold a lock, or to give it
 DEADLINE_S: Final = LONG_S + 1.0
 _CHECKS_S: Final = 2.0
 _AMD: Final = Path("/dev/kfd")
-_SCREENS: Final = frozenset({"Xorg", "Xwayland", "gnome-shell", "kwin_x11", "kwin_wayland", "sddm"})
-SMALL_BYTES: Final = 1 << 30
-_SAID_S: Final = 0.2  # for a holder to say what it runs; a host has many
-_BYTES: Final = 4096
-_LETTERS: Final = 200  # of a text from a holder
+_BACKLOG: Final = 1 << 12  # who asks for the holder of a lock waits in it, and is never answered
 _CREDENTIALS: Final = struct.Struct("iII")  # pid, user and group
 
 
@@ -148,23 +144,24 @@ class Courier:
     def _on_facts(self, message: Message) -> None:
         """Describe this host; listen until it gets its place, for other hosts to try."""
         self._name = message["name"]
-        self._listener = listen(message["ports"])
+        with contextlib.suppress(OSError):  # no port is free
+            self._listener = listening_socket(free_port(tuple(message["ports"])))
         port = self._listener.getsockname()[1] if self._listener else 0
         self._answer(facts={**gather(message), "port": port})
 
     def _on_lock(self, message: Message) -> None:
         """Lock this host for the job, and as many of the given GPUs as it needs."""
         held: list[str] = []
-        busy, about = {}, message["about"]
-        twice = take(f"job {message['job']}", **about)
-        for gpu in message["gpus"] if twice is None else ():
+        busy: dict[str, str] = {}
+        twice = take(f"job {message['job']}")
+        for gpu in message["gpus"] if not twice else ():
             if len(held) == message["count"]:
                 break
-            if holder := take(f"gpu {gpu}", **about):
-                busy[gpu] = str(holder)
+            if holder := take(f"gpu {gpu}"):
+                busy[gpu] = holder
             else:
                 held.append(gpu)
-        self._answer(gpus=held, busy=busy, twice=twice and (twice.host or str(twice)))
+        self._answer(gpus=held, busy=busy, twice=twice)
 
     def _on_connect(self, message: Message) -> None:
         """Answer why an address is not reached; "" if it is."""
@@ -250,17 +247,8 @@ class Courier:
         kill_descendants()
         if self._made is not None:
             remove_run(self._made)
-        free_all()
         if self._is_first and os.getppid() != self._parent:
             amend_controller(self._paths, is_gone=True)
-
-
-def listen(ports: Iterable[int]) -> socket.socket | None:
-    """Listen on the first free port, which `getsockname()` has; None if none is free."""
-    for port in ports:
-        with contextlib.suppress(OSError):
-            return listening_socket(port)
-    return None
 
 
 def can_connect(address: str, port: int, timeout_s: float = CONNECT_S) -> str:
@@ -337,63 +325,28 @@ def _gpus() -> dict[str, Any]:
     if answer.absent and (answer.absent != NO_DRIVER or _AMD.exists()):
         return {"unknown": answer.absent}
     found = [
-        {"name": gpu.name, "uuid": gpu.uuid or "", "problem": gpu.problem, "user": _user(gpu)}
+        {"name": gpu.name, "uuid": gpu.uuid or "", "problem": gpu.problem or _use(gpu)}
         for gpu in answer.gpus
     ]
     return {"problem": answer.problem or answer.absent, "all": found}
 
 
-def _user(gpu: NvmlGpu) -> str:
-    """Return who uses a GPU; "" if it is free: a screen needs little."""
-    if holder := holder_of(f"gpu {gpu.uuid or gpu.name}"):
-        return str(holder)
-    found = []
-    for pid, size in zip(gpu.pids or (), gpu.held or (), strict=True):
-        user, command = _process(pid)
-        if command not in _SCREENS or (size or 0) >= SMALL_BYTES:
-            found.append(f"process {pid} ({command or '?'} of {user or '?'}, {gib(size or 0)})")
-    return ", ".join(found)
-
-
-def _process(pid: int) -> tuple[str, str]:
-    """Return user and command of a process; a container may not show it."""
-    place = Path(f"/proc/{pid}")
-    try:
-        user = user_name(place.stat().st_uid)
-        return user, (place / "comm").read_text(errors="replace").strip()
-    except OSError:
-        return "", ""
+def _use(gpu: NvmlGpu) -> str:
+    """Return that a GPU is used, and by whom; "" if it is free."""
+    user = holder_of(f"gpu {gpu.uuid or gpu.name}") or ", ".join(map(described, gpu.pids or ()))
+    return f"used by {user}" if user else ""
 
 
 # Locks of this machine: names of abstract Unix sockets. The kernel gives each to one process until
 # that ends, and tells all users whose process it is.
-_held: list[socket.socket] = []  # until `free_all`, whatever their threads do
+_held: list[socket.socket] = []
 
 
-class Holder(NamedTuple):
-    """The process that holds a lock: pid and user are the kernel's word, the rest is its own.
-
-    What is unknown is 0 or "": the kernel names only a process that listens. `host` is the name
-    that the run uses for this machine.
-    """
-
-    pid: int = 0
-    user: str = ""
-    run: str = ""
-    host: str = ""
-
-    def __str__(self) -> str:
-        """Describe the holder for people."""
-        process = f"process {self.pid}" if self.pid else "a process"
-        owner = f" of {self.user}" if self.user else ""
-        return f"run {self.run}{owner} ({process})" if self.run else f"{process}{owner}"
-
-
-def take(name: str, run: str, host: str = "") -> Holder | None:
-    """Take a lock until this process ends, or return its holder. Raises OSError.
+def take(name: str) -> str:
+    """Take a lock until this process ends; return its holder, "" if it was free. Raises OSError.
 
     `gpu UUID` is the lock of a GPU, `gpu INDEX` if its UUID is unknown; `job ID` that of a job, of
-    which a machine holds one. Those who ask for the holder get `run` and `host`.
+    which a machine holds one.
     """
     own, until = socket.socket(socket.AF_UNIX), time.monotonic() + WAIT_S
     while True:
@@ -403,58 +356,33 @@ def take(name: str, run: str, host: str = "") -> Holder | None:
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
-        holder = holder_of(name)
-        if (holder and holder.pid) or time.monotonic() > until:
+        if (holder := holder_of(name)) or time.monotonic() > until:
             own.close()
-            return holder or Holder()
+            return holder or "a process"
         time.sleep(PAUSE_S)
+    own.listen(_BACKLOG)
     _held.append(own)
-    own.listen()
-    about = f"{host}\n{run}".encode("utf-8", "replace")
-    with contextlib.suppress(RuntimeError):  # no more threads: the lock holds without it
-        threading.Thread(target=_introduce, args=(own, about), daemon=True).start()
-    return None
+    return ""
 
 
-def free_all() -> None:
-    """Give up the locks of this process."""
-    while _held:
-        own = _held.pop()
-        own.shutdown(socket.SHUT_RDWR)  # the thread in accept() would keep it
-        own.close()
-
-
-def holder_of(name: str) -> Holder | None:
-    """Return the holder of a lock; None if it is free."""
-    held = Holder()
-    with socket.socket(socket.AF_UNIX) as peer, contextlib.suppress(OSError):
-        peer.settimeout(WAIT_S)
+def holder_of(name: str) -> str:
+    """Return the holder of a lock, by the kernel's word; "" if it is free."""
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.setblocking(False)
         try:
             peer.connect(_address(name))
+            found = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         except ConnectionRefusedError:
-            return None
-        found = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        pid, uid, _ = _CREDENTIALS.unpack(found)
-        held = Holder(pid, user_name(uid))
-        peer.settimeout(_SAID_S)
-        host, _, run = peer.recv(_BYTES).decode("utf-8", "replace").partition("\n")
-        held = Holder(pid, held.user, run[:_LETTERS], host[:_LETTERS])
-    return held
+            return ""
+        except OSError:
+            return "a process"
+    pid, uid, _ = _CREDENTIALS.unpack(found)
+    return f"{f'process {pid}' if pid else 'a process'} of {user_name(uid)}"  # 0: in a container
 
 
 def _address(name: str) -> str:
     here = f"{name} {os.uname().nodename}"  # containers may share a network
     return f"\0clusterrun-{hashlib.sha256(here.encode()).hexdigest()}"
-
-
-def _introduce(own: socket.socket, text: bytes) -> None:
-    """Tell those who ask for the holder of a lock."""
-    while own in _held:
-        try:
-            with own.accept()[0] as peer:
-                peer.sendall(text)
-        except OSError:  # such as no descriptor
-            time.sleep(PAUSE_S)
 
 
 def main() -> NoReturn:

@@ -24,7 +24,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cache
 from typing import IO, Any, BinaryIO, Final
 
 from clusterrun.backends.hosts import openssh
@@ -370,13 +369,10 @@ def script(module: str, plan: Plan, paths: RunPaths) -> bytes:
     return f"{_FIRST}{text}\0".encode()
 
 
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
-
-
 def host_command(plan: Plan, rank: int, *, is_here: bool) -> list[str]:
     """Return the command that starts a shell on a host. Raises ClusterrunError."""
     host = plan.hosts[rank]
-    if is_here or host in LOOPBACK:
+    if is_here:
         return list(READ)
     starter = Starter(plan.starter or Starter.SSH)
     if starter is Starter.SSH:
@@ -392,25 +388,18 @@ def host_command(plan: Plan, rank: int, *, is_here: bool) -> list[str]:
 
 def _srun(name: str) -> list[str]:
     """Return srun's command: a step with all that the allocation has on a node, beside others."""
-    try:
-        nodes = parse_hostlist(os.environ.get("SLURM_JOB_NODELIST", ""))
-        counts = cpus_of_nodes(os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
-        cpus = dict(zip(nodes, counts, strict=False)).get(name)
-    except ClusterrunError:
-        cpus = None
+    listed = os.environ.get("SLURM_JOB_NODELIST")
+    nodes = parse_hostlist(listed) if listed else []
+    counts = cpus_of_nodes(os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
+    cpus = dict(zip(nodes, counts, strict=False)).get(name)
     return [
         *("srun", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={name}", "--mem=0"),
         *("--unbuffered", "--quiet", *((f"--cpus-per-task={cpus}",) if cpus else ())),
     ]
 
 
-@cache
-def _flux_hosts() -> tuple[str, ...]:
-    return tuple(parse_hostlist(shell.run(FLUX_HOSTS).stdout.strip()))
-
-
 def _flux_rank(name: str) -> int:
-    ranks = _flux_hosts()
+    ranks = parse_hostlist(shell.run(FLUX_HOSTS).stdout.strip())
     if name not in ranks:
         known = ", ".join(dict.fromkeys(ranks))
         raise SubmissionError(f"{name} is not in this Flux instance", hint=f"it has {known}")
@@ -426,4 +415,4 @@ def is_this_machine(host: str) -> bool:
         with contextlib.suppress(OSError, UnicodeError):
             socket.create_server((spec.host, 0), family=family).close()
             return True
-    return spec.host in (*LOOPBACK, socket.gethostname())
+    return spec.host in ("localhost", socket.gethostname())

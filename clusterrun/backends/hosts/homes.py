@@ -34,9 +34,8 @@ MOST_JOBS: Final = 1000  # of one run
 MARK: Final = "clusterrun.homes/1 "  # a login script there may print lines of its own
 # What a run's home may change in the record here.
 _THEIRS: Final = (
-    *("job_id", "earlier_job_ids", "chained_job_ids", "chain_length", "resumed_at"),
-    *("nodes", "procs_per_node", "gpus_per_node", "world_size", "strategy", "device"),
-    "time_minutes",
+    *("job_id", "earlier_job_ids", "resumed_at", "nodes", "procs_per_node", "gpus_per_node"),
+    *("world_size", "strategy", "device", "time_minutes"),
 )
 
 
@@ -100,13 +99,11 @@ def remember(record: JobRecord) -> None:
     An id that names another run here keeps that meaning.
     """
     remember_number(record.job_id.number)
-    try:
+    with contextlib.suppress(OSError, ClusterrunError):  # not writable: it keeps its other names
         records.update(record.paths, lambda _: record)
         for job_id in record.job_ids:
             if not record.runs_dir.job_link(job_id).exists():
                 records.link_job(record.runs_dir, job_id, record.paths)
-    except (OSError, ClusterrunError):  # not writable; the run keeps its other names
-        return
 
 
 def _answer(host: str, python: str, run_dirs: Sequence[str]) -> list[Any]:

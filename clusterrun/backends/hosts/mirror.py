@@ -124,18 +124,12 @@ def news(
         if sizes[path] < at:
             shifts[path] = grows[path] - sizes[path]
         while at < sizes[path]:
-            data = _read(root / path, at, min(DATA_BYTES, sizes[path] - at, room))
+            size = min(DATA_BYTES, sizes[path] - at, room)
+            data = files.end_of(root / path, size, since=at, until=at + size)
             if not data:
                 return
             yield path, at + shifts.get(path, 0), data
             at, room = at + len(data), room - len(data)
-
-
-def _read(path: Path, at: int, size: int) -> bytes:
-    with contextlib.suppress(OSError), files.open_regular(path) as file:
-        file.seek(at)
-        return file.read(size)
-    return b""
 
 
 def bundle(paths: RunPaths) -> dict[str, str]:

@@ -113,15 +113,13 @@ class Refusal(Enum):
     CHANGED_KEY = "its host key has changed"
     UNKNOWN_KEY = "its host key is not known here"
     KEY_FILE = "ssh ignores your key because others can read its file"
-    CONFIGURATION = "ssh cannot read its configuration"
     TOO_MANY_KEYS = "ssh offered too many keys"
     DENIED = "permission denied"
     UNKNOWN_HOST = "its name cannot be resolved"
     REFUSED = "nothing listens on its ssh port"
     SILENT = "it does not answer"
-    CLOSED = "the connection was closed"
-    NO_PYTHON = "Python was not found there"
-    NO_CLUSTERRUN = "clusterrun does not run there"
+    NO_PYTHON = "Python was not found"
+    NO_CLUSTERRUN = "clusterrun cannot start"
     SETUP = "its setup lines failed"
     ENDED = "its shell ended early"
     OTHER = "ssh failed"
@@ -132,16 +130,12 @@ class Refusal(Enum):
 SIGNS: Final[tuple[tuple[Refusal, tuple[str, ...]], ...]] = (
     (Refusal.CHANGED_KEY, ("remote host identification has changed", "has changed and you have")),
     (Refusal.UNKNOWN_KEY, ("host key is known for", "host key verification failed")),
-    (Refusal.CONFIGURATION, ("bad configuration option", "terminating,", "bad owner or permiss")),
-    (Refusal.CONFIGURATION, ("unsupported option", "missing argument", "invalid argument.")),
     (Refusal.TOO_MANY_KEYS, ("too many authentication failures",)),
     (Refusal.KEY_FILE, ("unprotected private key file",)),
     (Refusal.DENIED, ("permission denied (", "no supported authentication", "access denied")),
     (Refusal.UNKNOWN_HOST, ("could not resolve hostname", "name or service not known")),
     (Refusal.REFUSED, ("connection refused",)),
     (Refusal.SILENT, ("timed out", "no route to host", "network is unreachable", "host is down")),
-    (Refusal.CLOSED, ("kex_exchange_identification", "connection closed", "connection reset")),
-    (Refusal.CLOSED, ("broken pipe", "not responding", "exited on signal", "banner exchange")),
 )
 HINTS: Final[dict[Refusal, str]] = {
     Refusal.CHANGED_KEY: (
@@ -150,20 +144,18 @@ HINTS: Final[dict[Refusal, str]] = {
     ),
     Refusal.UNKNOWN_KEY: "run 'ssh HOST' once, and compare the fingerprint before you accept it",
     Refusal.KEY_FILE: "run chmod 600 on the file that ssh names",
-    Refusal.CONFIGURATION: "check it with: ssh -G HOST",
     Refusal.TOO_MANY_KEYS: "name its key in ~/.ssh/config: IdentityFile, IdentitiesOnly yes",
     Refusal.DENIED: (
         "copy your key with ssh-copy-id HOST; if it has a passphrase, load it with "
         "ssh-add: clusterrun never asks for one"
     ),
     Refusal.UNKNOWN_HOST: "check the name with: ssh HOST; define aliases in ~/.ssh/config",
-    Refusal.REFUSED: "check that sshd runs there, and its port: USER@HOST:PORT",
+    Refusal.REFUSED: "check that sshd runs on HOST; for another port, write USER@HOST:PORT",
     Refusal.SILENT: "check that it is up and that no firewall blocks ssh: ssh HOST",
-    Refusal.CLOSED: "check its sshd, and the jump host if there is one, with: ssh -v HOST",
     Refusal.NO_PYTHON: "name an interpreter that exists on all hosts with --python",
-    Refusal.NO_CLUSTERRUN: "install clusterrun there, or name another interpreter with --python",
-    Refusal.SETUP: "run the lines of setup: there: ssh HOST",
-    Refusal.ENDED: "look for exit and exec in ~/.bashrc there; try: ssh HOST bash -c true",
+    Refusal.NO_CLUSTERRUN: "install clusterrun on HOST, or name another interpreter with --python",
+    Refusal.SETUP: "run the setup lines by hand: ssh HOST",
+    Refusal.ENDED: "look for exit and exec in ~/.bashrc on HOST; try: ssh HOST bash -c true",
     Refusal.OTHER: "look for the reason with: ssh -v HOST",
 }
 _OURS: Final = (Refusal.NO_PYTHON, Refusal.NO_CLUSTERRUN, Refusal.SETUP, Refusal.ENDED)
@@ -171,8 +163,8 @@ _OURS: Final = (Refusal.NO_PYTHON, Refusal.NO_CLUSTERRUN, Refusal.SETUP, Refusal
 
 def nonsense(host: str) -> SubmissionError:
     """Return the error for an answer that is not of the form that clusterrun gives."""
-    hint = "check that clusterrun there has the version of this machine"
-    return SubmissionError(f"the answer of {host} makes no sense", hint=hint)
+    hint = f"check that {host} has the same version of clusterrun as this machine"
+    return SubmissionError(f"{host} sent an unexpected answer", hint=hint)
 
 
 def why(host: str, rc: int, stderr: str, *, first: str = "", starter: str = "") -> ClusterrunError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import os
@@ -21,7 +20,7 @@ from clusterrun.config.secrets import is_secret_file
 from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.launch.inputs import inputs
 from clusterrun.shared.checkpoint_files import MARKER
-from clusterrun.shared.files import open_regular
+from clusterrun.shared.files import end_of
 
 MOST_BYTES: Final = 200 * 10**6
 MOST_FILES: Final = 20_000
@@ -53,7 +52,7 @@ def find_project(root: Path, *, leave_out: Collection[Path] = ()) -> Project:
     others = [n for n in others if not any(map(skips, (root / n).parents[: n.count("/")]))]
     secrets = _secrets(root, {*others} - {*tracked})
     notes += (f"{name} is not copied: it may hold a secret" for name in secrets)
-    sizes = dict(_sizes(root, sorted({*tracked, *others} - {*secrets}), notes))
+    sizes = dict(_sizes(root, sorted({*tracked, *others} - {*secrets})))
     _check_size(sizes, is_git=is_git)
     return Project(root=root, names=tuple(sizes), notes=tuple(notes))
 
@@ -69,6 +68,7 @@ def check_paths(project: Project, entry: Sequence[str]) -> list[str]:
     for what, path in [("the script", entry[0]), *inputs(entry[1:])]:
         inside = os.path.relpath(os.path.join(root, path), root)
         is_outside = inside.split("/")[0] == ".."
+        is_copied = inside == "." or any(f"{n}/".startswith(f"{inside}/") for n in project.names)
         if not os.path.exists(os.path.join(root, path)):
             continue
         if os.path.isabs(path) and is_outside:
@@ -76,11 +76,8 @@ def check_paths(project: Project, entry: Sequence[str]) -> list[str]:
         elif os.path.isabs(path):
             hint = f"write {inside}, since the job runs in a copy of the project"
             raise UsageError(f"{what}: {path} exists only on this machine", hint=hint)
-        elif is_outside:
-            hint = "submit from a directory that contains it, or name a path that every host has"
-            raise UsageError(f"{what}: {path} is outside of the project and not copied", hint=hint)
-        elif inside != "." and not any(f"{n}/".startswith(f"{inside}/") for n in project.names):
-            hint = "name a path that every host has; or, if git ignores it, 'git add -f' it"
+        elif not is_copied:
+            hint = "name a path that every host has, or one in the project that git does not ignore"
             raise UsageError(f"{what}: {path} is not copied to the hosts", hint=hint)
     return notes
 
@@ -94,7 +91,7 @@ def _git_files(root: Path, notes: list[str]) -> tuple[list[str], list[str]]:
     except (OSError, subprocess.SubprocessError) as error:
         cause = os.fsdecode(getattr(error, "stderr", None) or str(error).encode()).strip()
         text = f"cannot list the files of {root}"
-        raise ClusterrunError(text, cause=cause, hint="run 'git ls-files' there") from error
+        raise ClusterrunError(text, cause=cause, hint=f"run git -C {root} ls-files") from error
     notes += (f"not everything is copied: {line}" for line in os.fsdecode(done.stderr).splitlines())
     tracked: list[str] = []
     others: list[str] = []
@@ -132,28 +129,21 @@ def _secrets(root: Path, names: Collection[str]) -> list[str]:
     """Return the files with credentials, by their names and by how settings begin."""
 
     def beginning(name: str) -> str:
-        with contextlib.suppress(OSError), open_regular(root / name) as file:
-            return file.read(_BEGINNING).decode("utf-8", "replace")
-        return ""
+        return end_of(root / name, _BEGINNING, until=_BEGINNING).decode("utf-8", "replace")
 
     return [n for n in sorted(names) if is_secret_file(n, functools.partial(beginning, n))]
 
 
-def _sizes(root: Path, names: Sequence[str], notes: list[str]) -> Iterator[tuple[str, int]]:
+def _sizes(root: Path, names: Sequence[str]) -> Iterator[tuple[str, int]]:
     for name in names:
         try:
             info = os.lstat(root / name)
-        except (FileNotFoundError, NotADirectoryError):
+        except OSError:
             continue  # removed, but still in git's index
-        except OSError as error:
-            notes.append(f"{name} is not copied: it can't be read ({error.strerror})")
-            continue
         if stat.S_ISLNK(info.st_mode):
             _check_link(root, name)
         if stat.S_ISREG(info.st_mode) or stat.S_ISLNK(info.st_mode):
             yield name, info.st_size
-        elif not stat.S_ISDIR(info.st_mode):
-            notes.append(f"{name} is not copied: it is a socket, a pipe or a device")
 
 
 def _check_link(root: Path, name: str) -> None:

@@ -21,7 +21,7 @@ from clusterrun.node.base.processes import stat_fields
 from clusterrun.rundir import reading
 from clusterrun.rundir.outcome import read_end
 from clusterrun.rundir.paths import RunPaths, RunsDir
-from clusterrun.rundir.record import link_target, remembered_roots, state_dir
+from clusterrun.rundir.record import link_target, state_dir
 from clusterrun.shared import files, shell
 from clusterrun.shared.files import write_whole
 from clusterrun.shared.locks import locked
@@ -62,10 +62,7 @@ class Controlling:
 
 def boot_id() -> str:
     """Return the id of this boot of the machine; "" if the system has none."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
+    return files.last_line(Path("/proc/sys/kernel/random/boot_id"))
 
 
 def identity(pid: int) -> str | None:
@@ -170,8 +167,7 @@ class LocalBackend(Backend):
 
     def _is_elsewhere(self, controller: Controlling) -> bool:
         """Return whether a controller runs on another machine, whose processes can't be seen."""
-        is_same_boot = controller.identity.startswith(f"{boot_id()}:")
-        return not is_same_boot and controller.host != socket.gethostname()
+        return not controller.is_gone and controller.host != socket.gethostname()
 
     def _state_elsewhere(self, paths: RunPaths, controller: Controlling) -> tuple[JobState, str]:
         del paths
@@ -233,8 +229,8 @@ def take_job_id(runs_dir: RunsDir, paths: RunPaths, *, prefix: str = "L", above:
 
     Its number is larger than `above`.
 
-    The user's counter makes ids unique across projects. If it is lost, the known projects show
-    which ids were used. If it can't be written, ids are unique only within the project.
+    The user's counter makes ids unique across projects. If it is lost or can't be written, ids are
+    unique only within the project.
     """
     runs_dir.by_job.mkdir(mode=0o700, exist_ok=True)
     counter = _counter()
@@ -257,11 +253,10 @@ def take_job_id(runs_dir: RunsDir, paths: RunPaths, *, prefix: str = "L", above:
 
 def last_number(runs_dir: RunsDir) -> int:
     """Return the number of the newest id that this machine has used."""
-    try:
-        known = JobId(f"L{_counter().read_text(encoding='ascii').strip()}")
-        return _newest_in(runs_dir, known.number)
-    except (OSError, ValueError):
-        return max(_newest_in(place, 0) for place in (runs_dir, *remembered_roots()))
+    known = 0
+    with contextlib.suppress(OSError, ValueError):
+        known = JobId(f"L{_counter().read_text(encoding='ascii').strip()}").number
+    return _newest_in(runs_dir, known)
 
 
 def remember_number(number: int) -> None:

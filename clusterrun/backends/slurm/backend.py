@@ -80,8 +80,16 @@ class SlurmBackend:
             options += ["--dependency="] if "dependency" in planned and not after else []
             options += ["--begin=now"] if "begin" in planned else []
         words = [CHAINED] if chained else []
-        submission = self._once(plan, record.paths, options, words, known=record.job_ids)
-        return self._released(submission) if "hold" in planned and not waits else submission
+        new = self._once(plan, record.paths, options, words, known=record.job_ids)
+        if "hold" in planned and not waits:  # no option of sbatch undoes --hold
+            at = SlurmBackend(slurm_cluster=new.slurm_cluster or self.slurm_cluster)
+            try:
+                with contextlib.suppress(ClusterrunError):  # `status` says how to release it
+                    at.scontrol("release", new.job_id)
+            except KeyboardInterrupt:
+                at._withdraw(record.paths, record.job_ids)
+                raise
+        return new
 
     def _once(
         self,
@@ -93,11 +101,23 @@ class SlurmBackend:
     ) -> Submission:
         """Submit once; cancel the job if the submission is interrupted.
 
-        Raises PerhapsSubmittedError if it is unknown whether the job is in the queue.
+        `options` are additional options of sbatch, `words` additional arguments of the script,
+        which does not name the run directory.
+        Raises PerhapsSubmittedError if it is unknown whether the job is in the queue, and
+        UsageError for a directory that sbatch can't name.
         """
         from clusterrun.backends.slurm import executor  # imports submitit, for this alone
 
-        argv = _command(plan, paths, options=options, words=words)
+        if "\\" in str(paths.root):
+            raise UsageError(
+                f"the run directory {paths.root} has a backslash in its name",
+                hint="choose another directory with --run-dir: sbatch can't write to this one",
+            )
+        output = str(paths.batch_output).replace("%", "%%")
+        argv = [
+            *("sbatch", "--parsable", f"--output={output}", f"--chdir={plan.workdir}", *options),
+            *(str(paths.script), str(paths.root), *words),
+        ]
         environ = scrubbed(os.environ, keep=plan.pass_env)
         at = SlurmBackend(slurm_cluster=self.slurm_cluster or plan.directive("clusters"))
         try:
@@ -109,31 +129,12 @@ class SlurmBackend:
             at._withdraw(paths, known)
             raise
 
-    def _released(self, submission: Submission) -> Submission:
-        """Release a job whose script holds it: no option of sbatch undoes --hold.
-
-        Cancel a job that can't be released.
-        """
-        at = SlurmBackend(slurm_cluster=submission.slurm_cluster or self.slurm_cluster)
-        job_id = submission.job_id
-        try:
-            at.scontrol("release", job_id)
-        except BaseException as error:
-            at.cancel([job_id])
-            if not isinstance(error, ClusterrunError):
-                raise
-            raise SubmissionError(
-                f"job {job_id} could not be released and was cancelled", cause=error.cause
-            ) from error
-        return submission
-
     def query(
         self,
         job_ids: Sequence[str],
         *,
         since: float | None = None,
         max_age_s: float | None = None,
-        own: bool = False,
     ) -> dict[str, SchedulerJob]:
         """Query squeue, then sacct, then scontrol for what is still missing.
 
@@ -146,7 +147,7 @@ class SlurmBackend:
         return slurm_query.cached(
             (self.slurm_cluster or "", *ids),
             slurm_query.TTL_S if max_age_s is None else max_age_s,
-            lambda: slurm_query.ask(ids, slurm_cluster=self.slurm_cluster, since=since, own=own),
+            lambda: slurm_query.ask(ids, slurm_cluster=self.slurm_cluster, since=since),
         )
 
     def cancel(self, job_ids: Sequence[str]) -> None:
@@ -156,8 +157,7 @@ class SlurmBackend:
         """
         done = slurm_query.call(self.slurm_cluster, "scancel", *job_ids)
         slurm_query.forget()
-        answers = self.query(job_ids, max_age_s=0)
-        known = {job_id for job_id, job in answers.items() if job.is_known}
+        known = {job_id for job_id, job in self.query(job_ids, max_age_s=0).items() if job.source}
         if done.rc != 0 and "Invalid job id" not in done.stderr:
             raise ClusterrunError("scancel failed", cause=done.stderr.strip())
         if unknown := [job_id for job_id in job_ids if job_id not in known]:
@@ -204,26 +204,6 @@ class SlurmBackend:
 def backend(where: Where) -> SlurmBackend:
     """Return the backend of this package."""
     return SlurmBackend(slurm_cluster=where.slurm_cluster)
-
-
-def _command(
-    plan: Plan, paths: RunPaths, *, options: Sequence[str], words: Sequence[str]
-) -> list[str]:
-    """Return the command that submits a run's script, which does not name the run directory.
-
-    `options` are additional options of sbatch, `words` additional arguments of the script.
-    Raises UsageError for a directory that sbatch can't name.
-    """
-    if "\\" in str(paths.root):
-        raise UsageError(
-            f"the run directory {paths.root} has a backslash in its name",
-            hint="choose another directory with --run-dir: sbatch can't write to this one",
-        )
-    output = str(paths.batch_output).replace("%", "%%")
-    return [
-        *("sbatch", "--parsable", f"--output={output}", f"--chdir={plan.workdir}", *options),
-        *(str(paths.script), str(paths.root), *words),
-    ]
 
 
 def parse_submission(stdout: str) -> Submission:

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from submitit.core import utils
-from submitit.slurm.slurm import SlurmExecutor, SlurmJob
+from submitit.slurm.slurm import SlurmExecutor
 
 from clusterrun.backends.base import Submission
 from clusterrun.backends.slurm import backend
@@ -31,7 +31,11 @@ def submit(
     """
     sbatch = Sbatch(argv, plan, environ)
     with TemporaryDirectory(dir=paths.root, ignore_cleanup_errors=True) as folder:
-        RunExecutor(folder, sbatch)._submit_command("")
+        try:
+            RunExecutor(folder, sbatch)._submit_command("")
+        except OSError:  # submitit files its copy of the script: the job is in the queue
+            if not sbatch.printed:
+                raise
     return backend.parse_submission(sbatch.printed)
 
 
@@ -74,21 +78,8 @@ def _run(command: Any, *args: Any, **kwargs: Any) -> Any:
 utils.CommandFunction.__call__ = _run
 
 
-class _Files(utils.JobPaths):  # type: ignore[misc]  # submitit is not followed
-    def move_temporary_file(self, *_: Any, **__: Any) -> None:
-        """Keep no copy of the script: a full disk must not fail a job that is in the queue."""
-
-
-class _Job(SlurmJob):  # type: ignore[misc]  # submitit is not followed
-    def __init__(self, folder: Path, job_id: str, tasks: Sequence[int] = (0,)) -> None:
-        super().__init__(folder, job_id, tasks)
-        self._paths = _Files(folder, job_id)
-
-
 class RunExecutor(SlurmExecutor):  # type: ignore[misc]  # submitit is not followed
     """submitit's executor, for the script of a run: no function is pickled."""
-
-    job_class = _Job
 
     def __init__(self, folder: str, sbatch: Sbatch) -> None:
         super().__init__(folder)

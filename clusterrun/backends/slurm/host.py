@@ -106,11 +106,9 @@ class SlurmHost(Host):
         if given and planned and given != planned:
             has = f"the job has {count(int(given), 'node')}"
             return f"{has} but was rendered for {planned}; render it again with --nodes {given}"
-        for old in self.plan.srun_args:
-            name = old.partition("=")[0]
-            new = next((word for word in self.srun if word.startswith(f"{name}=")), old)
-            if name in ("--nodes", "--ntasks") and new != old:
-                return f"srun has {new} but the job was rendered with {old}; render it again"
+        for each in self.srun:
+            if each.startswith(("--nodes=", "--ntasks=")) and each not in self.plan.srun_args:
+                return f"srun has {each} and was rendered with another value; render the job again"
         # The launcher's options override these numbers: a change would have no effect.
         plan, own = self.plan, dict(_NUMBERS.findall(self.plan.accelerate_text))
         rendered = own if plan.accelerate_text else plan.accelerate

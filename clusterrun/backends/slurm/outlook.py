@@ -6,7 +6,6 @@ and powered-down cloud nodes may be hidden. The numbers explain the reason.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import re
 import time
@@ -14,6 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from clusterrun.backends.base import SchedulerJob
 from clusterrun.backends.slurm.query import pairs, parse_time
 from clusterrun.backends.slurm.reasons import WAITS_FOR_REPAIR, Fact, FactKind, Outlook, Sooner, Use
 from clusterrun.backends.slurm.site import NodeGroup, answer, node_groups
@@ -26,7 +26,6 @@ from clusterrun.shared.hostlist import parse_hostlist
 from clusterrun.shared.sizes import parse_bytes
 
 MOST_REASONS: Final = 3
-MOST_CHANGES: Final = 4
 STEP_S: Final = 300  # a suggested time limit ends on five minutes, and leaves as much to spare
 # Of other reasons, such as a dependency or a limit of the QOS, the nodes say nothing.
 OF_NODES: Final = frozenset(
@@ -37,10 +36,6 @@ OF_NODES: Final = frozenset(
     }
 )
 _FEATURES: Final = re.compile(r"[\w.-]+(?:&[\w.-]+)*\Z")
-# Options of sbatch that do not decide which nodes a job can use.
-_HARMLESS: Final = (
-    *("--licenses", "-L", "--comment", "--mail", "--nice", "--wckey", "--account", "--qos"),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,10 +73,8 @@ class NodeRequest:
 
     def count(self, groups: Iterable[NodeGroup], without: Collection[str] = ()) -> int:
         """Return how many nodes of these groups it could use."""
-        groups, leave = filter(self.fits, groups), self.exclude.union(without)
-        if not leave:
-            return sum(group.count for group in groups)
-        return len({host for group in groups for host in group.hosts} - leave)
+        hosts = {host for group in groups if self.fits(group) for host in group.hosts}
+        return len(hosts - self.exclude.union(without))
 
     def idle(self, groups: Iterable[NodeGroup], without: Collection[str] = ()) -> int:
         """Return how many nodes of these groups it could use now."""
@@ -98,15 +91,15 @@ def explained(job: JobStatus) -> JobStatus:
 
     Leave the status as it is if the job does not wait for nodes, or Slurm does not answer.
     """
-    pending = job.pending
-    if pending is None or not job.partition or job.asked_nodes is None:
+    pending, asked = job.pending, job.asked
+    if not (pending and asked and asked.partition and asked.asked_nodes is not None):
         return job
     is_of_nodes = pending.names_nodes or pending.code in OF_NODES
     if not is_of_nodes and pending.code != "ReqNodeNotAvail":
         return job
     try:
-        request = request_of(job, read_plan(job.record.paths))
-    except (OSError, ValueError):
+        request = request_of(asked, read_plan(job.record.paths))
+    except (OSError, ValueError, UsageError):
         return job
     cluster = job.record.slurm_cluster
     if is_of_nodes:
@@ -123,30 +116,29 @@ def explained(job: JobStatus) -> JobStatus:
     return dataclasses.replace(job, pending=pending, outlook=outlook)
 
 
-def request_of(job: JobStatus, plan: Plan) -> NodeRequest:
-    """Return what a job requests: of Slurm what may have changed since, else of the plan."""
+def request_of(job: SchedulerJob, plan: Plan) -> NodeRequest:
+    """Return what a job requests: of Slurm what may have changed since, else of the plan.
+
+    Raises UsageError for a value that Slurm does not accept.
+    """
     constraint, memory = plan.directive("constraint") or "", plan.directive("mem") or "0"
     is_simple = not constraint or _FEATURES.match(constraint) is not None
     has_own_nodes = plan.directive("nodelist") or plan.directive("reservation")
-    is_usual = all(arg.startswith(_HARMLESS) for arg in plan.sbatch_args)
     gpus = plan.directive("gpus-per-node") or (plan.directive("gres") or "").removeprefix("gpu:")
-    without, exclude, memory_mb = plan.directive("exclude"), None, 0
-    with contextlib.suppress(UsageError):
-        exclude = frozenset(parse_hostlist(without) if without else ())
-    with contextlib.suppress(UsageError):  # a bare number means MB to Slurm
-        memory_mb = int(memory) if memory.isdecimal() else parse_bytes(memory) >> 20
+    exclude = plan.directive("exclude")
     return NodeRequest(
         partitions=tuple(job.partition.split(",")),
         nodes=job.asked_nodes or 0,
-        limit_s=job.asked_limit_s,
+        limit_s=job.limit_s,
         gpus=plan.gpus_per_node,
         gpu_type=gpus.rpartition(":")[0],
         cpus=int(plan.directive("cpus-per-task") or 0),
-        memory_mb=memory_mb,
+        # A bare number means MB to Slurm.
+        memory_mb=int(memory) if memory.isdecimal() else parse_bytes(memory) >> 20,
         features=tuple(constraint.split("&")) if constraint else (),
-        exclude=exclude or frozenset(),
+        exclude=frozenset(parse_hostlist(exclude) if exclude else ()),
         spare_nodes=plan.spare_nodes,
-        is_exact=is_simple and is_usual and not has_own_nodes and exclude is not None,
+        is_exact=is_simple and not (has_own_nodes or plan.sbatch_args),
     )
 
 
@@ -156,8 +148,8 @@ def of_nodes(code: str, request: NodeRequest, groups: Sequence[NodeGroup]) -> Ou
     facts = tuple(fact for here in own.values() for fact in _facts(request, here))
     is_out = code == "PartitionNodeLimit" and any(f.kind is FactKind.NODES_OUT for f in facts)
     usable = [group for group in groups if group.is_up]
-    sooner = [*_sooner(code, request, [*own], usable)][:MOST_CHANGES] if own else ()
-    return Outlook(facts=facts, sooner=tuple(sooner), is_out=is_out)
+    sooner = tuple(_sooner(code, request, [*own], usable)) if own else ()
+    return Outlook(facts=facts, sooner=sooner, is_out=is_out)
 
 
 def _of(partition: str, groups: Iterable[NodeGroup]) -> list[NodeGroup]:

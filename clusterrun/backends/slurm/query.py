@@ -24,6 +24,7 @@ from clusterrun.errors import ClusterrunError, SchedulerUnreachableError
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import state_dir
 from clusterrun.shared import shell
+from clusterrun.shared.durations import parse_span
 from clusterrun.shared.files import read_json, write_whole
 from clusterrun.shared.locks import locked
 from clusterrun.shared.state import JobId, JobState, parse_slurm_state
@@ -36,7 +37,6 @@ SACCT_FIELDS = (
     "Reason",
 )
 SEPARATOR = "|"
-FEW = 16
 TIMEOUT_S = 5.0
 PRINTED_S = 3.0  # for what doctor asks: less than it waits for a check
 CLOCK_SKEW_S = 3600.0
@@ -119,38 +119,28 @@ def _directory() -> Path:
 
 
 def ask(
-    job_ids: Sequence[str],
-    *,
-    slurm_cluster: str | None = None,
-    since: float | None = None,
-    own: bool = False,
+    job_ids: Sequence[str], *, slurm_cluster: str | None = None, since: float | None = None
 ) -> dict[str, SchedulerJob]:
     """Query all jobs: squeue, sacct for ended jobs, scontrol if sacct doesn't answer.
 
-    `own`: all jobs belong to this user. Raises SchedulerUnreachableError if slurmctld doesn't
-    answer and sacct can't replace it.
+    Raises SchedulerUnreachableError if slurmctld doesn't answer.
     """
     asked_at = time.time()
-    unreachable: SchedulerUnreachableError | None = None
-    try:
-        # Without a user, squeue loads the jobs of all users, or one job.
-        user = [f"--user={os.getuid()}"] if own and len(job_ids) > 1 else []
-        jobs, fields = ",".join(job_ids), SEPARATOR.join(SQUEUE_FIELDS)
-        options = (*user, f"--jobs={jobs}", f"--format={fields}")
-        found = parse_squeue(_squeue(slurm_cluster, *options))
-    except SchedulerUnreachableError as error:
-        if not shell.may_pass(error.cause or ""):
-            raise  # sacct reads the same configuration
-        unreachable, found = error, {}
+    # Without a user, squeue loads the jobs of all users, or one job.
+    user = [f"--user={os.getuid()}"] if len(job_ids) > 1 else []
+    jobs, fields = ",".join(job_ids), SEPARATOR.join(SQUEUE_FIELDS)
+    found = parse_squeue(_squeue(slurm_cluster, *user, f"--jobs={jobs}", f"--format={fields}"))
     gone = [job_id for job_id in job_ids if _needs_more(found.get(job_id))]
     if gone:
         history, problem = _ask_sacct(gone, slurm_cluster, since)
         found |= {job_id: _merge(found.get(job_id), job) for job_id, job in history.items()}
-        if unreachable is None:
-            found |= _without_history(gone, found, slurm_cluster, problem)
-    ended = {job_id for job_id, job in found.items() if job.state.is_terminal}
-    if unreachable is not None and not ended.issuperset(job_ids):
-        raise unreachable
+        short = [job_id for job_id in gone if job_id in found and _needs_more(found[job_id])]
+        found |= _ask_scontrol(short, slurm_cluster)
+        note = f"slurmctld no longer knows this job; accounting does not answer: {problem}"
+        for job_id in {*gone} - found.keys() if problem else ():
+            found[job_id] = SchedulerJob(
+                job_id=job_id, state=JobState.UNKNOWN, source="", note=note
+            )
     return {job_id: replace(job, asked_at=asked_at) for job_id, job in found.items()}
 
 
@@ -166,20 +156,6 @@ def _merge(live: SchedulerJob | None, history: SchedulerJob) -> SchedulerJob:
     if not history.state.is_terminal:
         return live
     return replace(history, reason=live.reason or history.reason)
-
-
-def _without_history(
-    job_ids: Sequence[str], found: dict[str, SchedulerJob], slurm_cluster: str | None, problem: str
-) -> dict[str, SchedulerJob]:
-    """Query scontrol about ended jobs that accounting doesn't know (yet)."""
-    note = f"accounting does not answer: {problem}" if problem else ""
-    short = [job_id for job_id in job_ids if job_id in found and _needs_more(found[job_id])]
-    shown = _ask_scontrol(short, slurm_cluster) if short else {}
-    answers = {job_id: replace(shown.get(job_id, found[job_id]), note=note) for job_id in short}
-    gone = f"slurmctld no longer knows this job; {note}"
-    for job_id in set(job_ids) - found.keys() if problem else ():
-        answers[job_id] = SchedulerJob(job_id=job_id, state=JobState.UNKNOWN, source="", note=gone)
-    return answers
 
 
 # squeue
@@ -211,8 +187,6 @@ def _squeue_job(values: Sequence[str]) -> SchedulerJob:
     job_id, state, nodes, elapsed, limit, start, end, partition, number, reason = values
     times = (parse_clock(elapsed), parse_clock(limit), start, end)
     job = _job("squeue", job_id, state, reason, nodes, times)
-    if job.state is not JobState.PENDING:
-        return job
     # What Slurm considers now: a job may be changed while it waits.
     asked = int(number) if number.isdecimal() else None
     return replace(job, partition=partition, asked_nodes=asked)
@@ -283,8 +257,7 @@ def parse_sacct(text: str) -> dict[str, SchedulerJob]:
 
 def _sacct_job(values: Sequence[str]) -> SchedulerJob:
     job_id, state, ended, nodes, elapsed, minutes, start, end, reason = values
-    limit_s = int(minutes) * 60 if minutes.isdigit() else None
-    times = (int(elapsed) if elapsed.isdigit() else None, limit_s, start, end)
+    times = (parse_clock(elapsed), parse_clock(minutes, bare_s=60), start, end)
     return _job("sacct", job_id, state, reason, nodes, times, ended)
 
 
@@ -292,16 +265,13 @@ def _sacct_job(values: Sequence[str]) -> SchedulerJob:
 
 
 def _ask_scontrol(job_ids: Sequence[str], slurm_cluster: str | None) -> dict[str, SchedulerJob]:
-    """Query each job, or all jobs of slurmctld in one call: scontrol takes no list."""
-    asked = [[job_id] for job_id in job_ids] if len(job_ids) <= FEW else [[]]
+    """Query each job: scontrol takes no list."""
     jobs: dict[str, SchedulerJob] = {}
-    for words in asked:
-        argv = ("scontrol", "--oneliner", "show", "job", *words)
-        done = call(slurm_cluster, *argv, tries=1)
+    for job_id in job_ids:
+        done = call(slurm_cluster, "scontrol", "--oneliner", "show", "job", job_id, tries=1)
         for line in done.stdout.splitlines() if done.rc == 0 else ():
             if line.startswith("JobId="):
-                job = parse_scontrol(line)
-                jobs[job.job_id] = job
+                jobs[job_id] = parse_scontrol(line)
     return jobs
 
 
@@ -345,31 +315,23 @@ def find_by_command(
 # Values
 
 
-def parse_clock(text: str) -> int | None:
-    """Return a duration that squeue printed, in seconds; None for other text, such as UNLIMITED.
+def parse_clock(text: str, *, bare_s: int = 1) -> int | None:
+    """Return a duration that Slurm printed, in seconds; None for other text, such as UNLIMITED.
 
     >>> parse_clock("0:02"), parse_clock("1-02:03:04"), parse_clock("UNLIMITED")
     (2, 93784, None)
     """
-    match = re.match(r"(?:(\d{1,9})-)?(?:(\d{1,9}):)?(\d{1,9}):(\d{1,9})\Z", text)
-    if match is None:
-        return None
-    days, hours, minutes, seconds = (int(group or 0) for group in match.groups())
-    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    found = parse_span(text, bare_s=bare_s)
+    return None if found is None else int(found)
 
 
 def parse_time(text: str) -> float | None:
-    """Parse a time: an epoch, or local time from a Slurm that ignores SLURM_TIME_FORMAT.
+    """Parse a time, which is an epoch.
 
     >>> parse_time("1795257574"), parse_time("Unknown")
     (1795257574.0, None)
     """
-    if text.isdigit():
-        return float(text) or None
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except ValueError:
-        return None
+    return float(text) or None if text.isdecimal() else None
 
 
 def parse_exit(text: str) -> tuple[int | None, int | None]:

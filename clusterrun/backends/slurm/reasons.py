@@ -8,8 +8,7 @@ from enum import Enum
 
 UNAVAILABLE = "UnavailableNodes:"
 # A limit on one job, or on its share of one node: waiting does not help.
-_OF_ONE = re.compile(r"(QOS|Assoc)Max(\w{1,40}?)Per(Job|Node)(?:Limit)?$")
-_WHAT = {"Cpu": "CPUs", "GRES": "GPUs", "Mem": "memory", "Memory": "memory", "Node": "nodes"}
+_OF_ONE = re.compile(r"(QOS|Assoc)Max\w{1,40}Per(Job|Node)(Limit)?$")
 WAITS_FOR_REPAIR = "nodes that it needs are down or drained"
 
 # What codes mean, by whether waiting is enough. Of several that begin a code, the longest counts.
@@ -20,21 +19,18 @@ _MEANINGS: dict[bool | None, dict[str, str]] = {
         "None": "the scheduler has not considered it yet",
         "Dependency": "waiting for another job",
         "BeginTime": "its start time has not come yet",
-        "Licenses": "waiting for a license",
-        "Prolog": "the nodes are being prepared",
         "ReqNodeNotAvail": "nodes are reserved, perhaps for maintenance; "
         "a shorter --time may let it start",
         "Reservation": "waiting for its reservation",
         "QOSMax|QOSJobLimit": "your limit in this QOS is reached; "
         "it starts when your other jobs end",
         "QOSGrp": "all users together have reached the limit of the QOS",
-        "QOSUsageThreshold": "usage is above the threshold of the QOS",
         "AssocGrp|AssocMax|AssociationJobLimit": "the account's limit is reached",
     },
     False: {
-        "DependencyNeverSatisfied": "can never start: the job that it waits for failed",
         "ReservationInvalid": "its reservation is not valid; it will not start",
         "ReservationDeleted": "its reservation was deleted; it will not start",
+        "DependencyNeverSatisfied": "can never start: the job that it waits for failed",
         "PartitionTimeLimit": "--time exceeds the partition's limit; it will not start",
         "PartitionNodeLimit": "requests more nodes than the partition allows; it will not start",
         "PartitionConfig": "requests what the partition does not allow",
@@ -45,17 +41,9 @@ _MEANINGS: dict[bool | None, dict[str, str]] = {
         "launch failed requeued held": "its launch failed; release it: scontrol release JOB",
         "AccountNotAllowed|Job's account not permitted": "the account may not use this partition",
         "QOSNotAllowed|Job's QOS not permitted": "the QOS is not allowed here",
-        "InvalidAccount": "the account is not valid",
-        "InvalidQOS": "the QOS is not valid",
-        "QOSMaxWallDurationPerJobLimit": "--time exceeds the limit of the QOS",
-        "AssocMaxWallDurationPerJobLimit": "--time exceeds the limit of the account",
-        "DeadLine": "its deadline cannot be met",
     },
     None: {
         "Constraints": "waiting for nodes with the requested features",
-        "PartitionDown": "the partition is down: it starts no jobs",
-        "PartitionInactive": "the partition is inactive: it starts no jobs",
-        "NodeDown": "a node that it needs is down",
         "Nodes required for job are DOWN": "nodes that it needs are down, drained "
         "or kept for jobs of another partition",
         "QOSTimeLimit": "the time budget of the QOS is used up",
@@ -75,7 +63,6 @@ class Use(Enum):
 
     IDLE = "idle"
     PARTLY = "partly in use"
-    PLANNED = "planned for a job"
     BUSY = "busy"
     RESERVED = "reserved"
     OUT = "down or drained"
@@ -167,8 +154,6 @@ def explain(reason: str, job_id: str) -> PendingReason:
         return PendingReason(code=code, text=text, can_start=None, names_nodes=True)
     matches = [known for known in REASONS if (code or "None").startswith(known)]
     text, can_start = REASONS[max(matches, key=len)] if matches else (reason, None)
-    if code not in REASONS and (limit := _OF_ONE.match(code)):
-        what, source = _WHAT.get(limit[2], limit[2]), "QOS" if limit[1] == "QOS" else "account"
-        scope, can_start = limit[3].lower(), False
-        text = f"requests more {what} per {scope} than the {source} allows; it will not start"
+    if code not in REASONS and _OF_ONE.match(code):
+        text, can_start = f"exceeds a limit on one job or node ({code}); it will not start", False
     return PendingReason(code=code, text=text.replace("JOB", job_id), can_start=can_start)

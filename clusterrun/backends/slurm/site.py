@@ -22,7 +22,6 @@ from clusterrun.shared.finding import Finding, fail, note, ok, skip
 from clusterrun.shared.hostlist import named, parse_hostlist
 from clusterrun.shared.wording import count
 
-NHC: Final = "NHC:"
 REASON_LETTERS: Final = 100
 _LIST: Final = "list the partitions: sinfo -s"
 _GPUS: Final = re.compile(r"\bgpu:(?:([^:,()]+):)?([0-9]+)")
@@ -34,12 +33,11 @@ _FIELDS: Final = {
 }
 
 
-# States of sinfo; the first that matches counts, any other is busy. Marks after a state: "*" does
-# not respond, "$" is reserved, "-" is planned, "~" is powered down and starts on demand.
+# States of sinfo; the first that matches counts, any other is busy, also nodes that are planned for
+# a job ("-"). Marks: "*" does not respond, "$" is reserved, "~" is powered down, starts on demand.
 _USES: Final = (
     (r".*\*|(down|drain(ed|ing)|fail(ing)?|error|inval)\b.*", Use.OUT),
     (r".*\$|maint|reserved", Use.RESERVED),
-    (r".*-|planned", Use.PLANNED),
     (r"idle~?", Use.IDLE),
     (r"mixed.*", Use.PARTLY),
 )
@@ -224,10 +222,6 @@ def controller(plan: Plan) -> Finding:
     up = [line for line in lines if line.endswith(" UP")]
     if not up:
         return fail(name, lines[0] if lines else "scontrol ping printed nothing", later)
-    if down := [line for line in lines if line.endswith(" DOWN")]:
-        return note(
-            name, f"{up[0]}, but {down[0]}", "jobs are not affected; tell the administrator"
-        )
     return ok(name, up[0])
 
 
@@ -285,16 +279,12 @@ def _hosts(groups: Iterable[NodeGroup]) -> set[str]:
 
 
 def _reasons(groups: Iterable[NodeGroup]) -> str:
-    """Return why nodes are down or drained, the reason of most nodes first.
-
-    That of the site's health check (LBNL NHC) is named as such.
-    """
+    """Return why nodes are down or drained, the reason of most nodes first."""
     found: dict[str, set[str]] = defaultdict(set)
     for group in groups:
         if group.use is Use.OUT:
-            origin = "the site's health check: " * group.reason.startswith(NHC)
-            text = " ".join(group.reason.removeprefix(NHC).split()) or group.state
-            found[f"{origin}{shortened(text, REASON_LETTERS)}"].update(group.hosts)
+            text = " ".join(group.reason.split()) or group.state
+            found[shortened(text, REASON_LETTERS)].update(group.hosts)
     ordered = sorted(found.items(), key=lambda each: (-len(each[1]), each[0]))
     return some([f"{text} ({named([*hosts])})" for text, hosts in ordered], 3)
 

@@ -46,12 +46,11 @@ SPARE_KIB = 1 << 20  # of a node's disk, for everything else
 
 @dataclass(frozen=True, kw_only=True)
 class Pack:
-    """A packed environment: the file, its hash, and the files in it."""
+    """A packed environment: the file and its hash."""
 
     path: str
     sha: str
     size: int
-    files: int
 
 
 def main(argv: Sequence[str]) -> NoReturn:
@@ -80,9 +79,7 @@ def _stage(paths: RunPaths, plan: Plan, srun: Sequence[str]) -> None:
     if why := unstageable(prefix, plan.stage):
         raise ClusterrunError(why)
     root = node_directory(plan, os.environ)
-    begin = time.monotonic()
     pack = ensure_pack(paths.root.parents[1] / f".stage-{os.getuid()}", prefix)
-    packed = time.monotonic()
     write_script(paths, root, pack)
     lacking, unfit = _on_nodes(srun, paths, "look", ASK_S)
     if unfit:
@@ -92,16 +89,13 @@ def _stage(paths: RunPaths, plan: Plan, srun: Sequence[str]) -> None:
         _output(["sbcast", "--force", pack.path, target], SEND_S)
         _, unfit = _on_nodes(srun, paths, "unpack", SEND_S)
     what = f"staged {prefix} ({pack.size >> 20} MiB) in {root}; {count(lacking, 'node')} lacked it"
-    took = f"{packed - begin:.1f} s to pack, {time.monotonic() - packed:.1f} s to send and unpack"
-    say_on_stderr(f"{what}; {took}{unfit and f'; not on {unfit}'}")
+    say_on_stderr(f"{what}{unfit and f'; not on {unfit}'}")
 
 
 def unstageable(prefix: Path, stage: Stage) -> str:
     """Return why an environment is not staged; "" if it is."""
     if not any((prefix / name).exists() for name in ("pyvenv.cfg", "conda-meta")):
         return f"{prefix} is neither a virtual environment nor one of conda"
-    if not Path(sys.executable).is_relative_to(prefix):
-        return f"{sys.executable} is not in {prefix}"
     if (prefix / "conda-meta").exists() and any((prefix / "envs").glob("*")):
         return f"{prefix} contains other environments of conda"
     kind = file_system(prefix)
@@ -123,21 +117,17 @@ def node_directory(plan: Plan, environ: Mapping[str, str]) -> str:
     return f"{place}/clusterrun-stage-{os.getuid()}"
 
 
-def key_of(prefix: Path) -> tuple[str, int]:
-    """Return how many files there are, and a hash of the names, sizes and times of all of them.
-
-    Bytecode that imports write does not count.
-    """
-    digest, number = hashlib.sha256(f"1 {prefix}".encode(errors="surrogateescape")), 0
+def key_of(prefix: Path) -> str:
+    """Return a hash of the names, sizes and times of all files, without imports' bytecode."""
+    digest = hashlib.sha256(f"2 {prefix}".encode(errors="surrogateescape"))
     level = [str(prefix)]
     with ThreadPoolExecutor(THREADS) as pool:
         while level:
             found = list(pool.map(_read_directory, level))
             for lines, _ in found:
-                number += len(lines)
                 digest.update("\n".join(lines).encode(errors="surrogateescape"))
             level = [below for _, directories in found for below in directories]
-    return digest.hexdigest()[:24], number
+    return digest.hexdigest()[:24]
 
 
 def _read_directory(path: str) -> tuple[list[str], list[str]]:
@@ -159,7 +149,7 @@ def ensure_pack(cache: Path, prefix: Path) -> Pack:
     found = cache.lstat()  # in a directory of several users
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise ClusterrunError(f"{cache} is not a private directory of this user")
-    key, number = key_of(prefix)
+    key = key_of(prefix)
     path, record = cache / f"{key}.tar", cache / f"{key}.json"
     with locked(cache / "lock", PACK_S):
         known = files.read_json(record) or {}
@@ -175,9 +165,9 @@ def ensure_pack(cache: Path, prefix: Path) -> Pack:
             left.unlink(missing_ok=True)
         with files.replacing(path) as temporary:
             sha = _write_tar(temporary, prefix)
-            if key_of(prefix)[0] != key:
+            if key_of(prefix) != key:
                 raise ClusterrunError(f"{prefix} changed while it was packed")
-        pack = Pack(path=str(path), sha=sha, size=files.size_of(path), files=number)
+        pack = Pack(path=str(path), sha=sha, size=files.size_of(path))
         files.write_whole(record, json.dumps(asdict(pack)))
         return pack
 
@@ -202,7 +192,7 @@ def write_script(paths: RunPaths, root: str, pack: Pack) -> None:
         "python": sys.executable,
         "inside": os.path.relpath(sys.executable, sys.prefix),
         "sha": pack.sha,
-        "kib": str((2 * pack.size + 4096 * pack.files) // 1024 + SPARE_KIB),
+        "kib": str(2 * pack.size // 1024 + SPARE_KIB),
     }
     lines = [f"clusterrun_stage_{name}={quote(value)}\n" for name, value in values.items()]
     text = "".join(lines) + (assets.template_directories()[0] / "stage.sh").read_text()

@@ -7,10 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import click
-from click.shell_completion import CompletionItem
 
 HELP_ALL: Final = "clusterrun.help_all"
-REPLACED: Final = "clusterrun.replaced"  # the script's new arguments, after `--`
 HEADINGS: Final = {
     "job": "Job",
     "hosts": "Hosts",
@@ -34,10 +32,6 @@ class GroupedOption(click.Option):
         self.heading = heading
         self.common = common
 
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Offer values; files if the script takes it."""
-        return _of_script(ctx, incomplete) or super().shell_complete(ctx, incomplete)
-
 
 class GroupedCommand(click.Command):
     """A verb whose help has headings; options without one, as every verb has, come last.
@@ -46,10 +40,6 @@ class GroupedCommand(click.Command):
     """
 
     unlisted: frozenset[str] = frozenset()
-
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Offer options before the script, and files after it."""
-        return _of_script(ctx, incomplete) or super().shell_complete(ctx, incomplete)
 
     def listed_options(self, ctx: click.Context) -> Iterator[click.Option]:
         """Yield the options that this verb itself explains."""
@@ -72,12 +62,6 @@ class GroupedCommand(click.Command):
             if rows:
                 with formatter.section(heading):
                     formatter.write_dl(rows)
-
-
-def _of_script(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-    """Offer files if the words typed so far end in the script's arguments."""
-    is_for_script = bool(ctx.params.get("words")) or REPLACED in ctx.meta
-    return [CompletionItem(incomplete, type="file")] * is_for_script
 
 
 def under(heading: str, *, common: bool = True) -> Callable[..., Callable[[Any], Any]]:

@@ -25,7 +25,7 @@ from clusterrun.diagnosis.kinds import Certainty
 from clusterrun.errors import UsageError
 from clusterrun.rundir.events import Phase, Startup
 from clusterrun.rundir.outcome import Cause, Outcome, ShortVerdict
-from clusterrun.rundir.record import JobRecord, count_namesakes
+from clusterrun.rundir.record import JobRecord, list_records
 from clusterrun.rundir.usage import percent, share_text
 from clusterrun.shared.durations import clock
 from clusterrun.shared.hostlist import fold_hosts, fold_ranks, named, parse_hostlist
@@ -59,8 +59,9 @@ def locate_announced(job: str | None) -> JobRecord:
         output.say(f"using job {record.job_id} ({record.name}, newest run in {where})")
     if job is None or job in FORWARDED:  # the machine that forwarded it has announced it
         return record
-    number = 1 if job != record.name or job in record.job_ids else count_namesakes(record)
-    newest = f", newest of {number} runs of this name" if number > 1 else ""
+    is_name = job == record.name and job not in record.job_ids
+    namesakes = list_records(record.runs_dir, 2, name=job) if is_name else ()
+    newest = ", newest of its name" if len(namesakes) > 1 else ""
     place = f" of {record.workdir}" if not os.path.exists(job) and is_elsewhere(record) else ""
     if newest or place:
         output.say(f"using job {record.job_id} ({record.name}{newest}){place}")
@@ -327,11 +328,9 @@ def startup_lines(job: JobStatus) -> Iterator[tuple[str, str]]:
         event = "failure" if startup.phases[0][0] is Phase.STOP else "end"
         label, since = "restart", f" from the {event} of attempt {newest.number - 1}"
     until = _UNTIL.get(startup.phases[-1][0], "")
-    shown = [(phase, taken) for phase, taken in startup.phases if taken >= SHOWN_S]
-    phases = ", ".join(f"{phase.text} {seconds(taken)}" for phase, taken in shown)
+    long = ((phase.value, taken) for phase, taken in startup.phases if taken >= SHOWN_S)
+    phases = ", ".join(f"{name} {seconds(taken)}" for name, taken in long).replace("_", " ")
     yield label, f"{seconds(startup.total_s)}{since} {until}: {phases}"
-    if startup.not_forked:
-        yield "", startup.not_forked
 
 
 def seconds(span_s: float) -> str:
@@ -419,7 +418,6 @@ def job_object(job: JobStatus) -> dict[str, Any]:
         "nodelist": nodelist(job) or None,
         "gpus": record.nodes * record.gpus_per_node,
         "proven_world_size": job.world_size,
-        "unjoined": vars(job.unjoined) if job.unjoined else None,
         "preflight": [{**each.to_data(), "nodes": named(each.nodes)} for each in job.preflight],
         "engine": job.engine or None,
         "submitted": timestamp(record.submitted_at),
@@ -508,7 +506,6 @@ def startup_object(startup: Startup | None) -> dict[str, Any] | None:
         return None
     return {
         "is_restart": startup.is_restart,
-        "not_forked": startup.not_forked or None,
         "total_s": round(startup.total_s, 3),
         "phases": [
             {"phase": phase.value, "seconds": round(taken, 3)} for phase, taken in startup.phases

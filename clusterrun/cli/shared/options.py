@@ -11,14 +11,7 @@ import click
 from click.core import ParameterSource
 
 from clusterrun.cli.shared import complete, output, spellings
-from clusterrun.cli.shared.help import (
-    HEADINGS,
-    OF_A_JOB,
-    REPLACED,
-    GroupedCommand,
-    GroupedOption,
-    under,
-)
+from clusterrun.cli.shared.help import HEADINGS, OF_A_JOB, GroupedCommand, GroupedOption, under
 from clusterrun.cli.shared.output import CONFIRM_ABOVE_NODES
 from clusterrun.config.fields import Field, Kind
 from clusterrun.config.load import Given
@@ -30,6 +23,7 @@ if TYPE_CHECKING:
     from clusterrun.estimates.inputs import Setup
 
 _TYPED: Final = "clusterrun.typed"
+_REPLACED: Final = "clusterrun.replaced"  # the script's new arguments, after `--`
 _WIDEST: Final = 30  # characters; longer choices go into the help text
 _METAVARS: Final = {
     **{Kind.TEXT: "TEXT", Kind.PATH: "PATH", Kind.REAL: "X", Kind.BYTES: "SIZE"},
@@ -148,7 +142,7 @@ def answer_options(function: _Function) -> _Function:
 exclude_bad_option = submission_option(
     "--exclude-bad",
     is_flag=True,
-    help="exclude nodes that went silent, or that stopped or blocked ranks twice",
+    help="exclude nodes that were lost, or on which a rank was stuck twice",
 )
 
 
@@ -171,7 +165,7 @@ class ContinueCommand(JobCommand):
         """Take what follows the first `--` for the script."""
         if "--" in args:
             at = args.index("--")
-            ctx.meta[REPLACED] = tuple(args[at + 1 :])
+            ctx.meta[_REPLACED] = tuple(args[at + 1 :])
             args = args[:at]
         return super().parse_args(ctx, args)
 
@@ -228,14 +222,13 @@ def _field_option(declared: Field) -> Callable[[Any], Any]:
     words = [str(member.value) for member in declared.choices or ()]
     shown = "|".join(words)
     is_wide = len(shown) > _WIDEST
-    of_words = complete.one_of(words) if words else None
     settings: dict[str, Any] = {
         "cls": GroupedOption,
         "heading": HEADINGS[declared.group],
         "common": declared.is_common,
         "default": None,
         "help": declared.help,
-        "shell_complete": complete.BY_FIELD.get(declared.name) or of_words,
+        "shell_complete": complete.one_of(words) if words else None,
     }
     if is_wide:
         what, mark, default = declared.help.partition("  [")
@@ -267,14 +260,13 @@ _FILE_OPTIONS: Final = (
     ),
     _config_option(
         *("profile", "--profile"),
-        **{"metavar": "NAME", "shell_complete": complete.profiles},
+        metavar="NAME",
         help="apply this profile of the configuration ('': none)",
     ),
 )
 _SET_OPTION: Final = _config_option(
     *("overrides", "--set"),
     **{"metavar": "KEY=VALUE", "multiple": True, "type": click.UNPROCESSED},
-    shell_complete=complete.assignments,
     help="set any key of the configuration, e.g. slurm.nodes=2 (repeatable)",
 )
 
@@ -294,8 +286,8 @@ def _collect(ctx: click.Context, kwargs: dict[str, Any], fields: Sequence[Field]
             flags[declared.name] = Given(value=value, flag=flag)
     notes = _checked(ctx, words, flags.get("module")) if words else ()
     flags.update(_entry(words, has_module="module" in flags))
-    if REPLACED in ctx.meta:
-        flags["args"] = Given(value=ctx.meta[REPLACED])
+    if _REPLACED in ctx.meta:
+        flags["args"] = Given(value=ctx.meta[_REPLACED])
     return JobOptions(
         flags=flags,
         config_file=kwargs.pop("config_file", None),

@@ -307,7 +307,7 @@ def _rest(live: Live, plan: str, job: JobStatus, pause_s: float) -> None:
         key, name = _key(), job.record.job_id or job.record.name
         if key in (b"", b"q", b"\x04"):
             live.stop()
-            output.note(f"job {name} was not ended")
+            output.note(f"job {name} was not cancelled")
             raise ClickExit(0)
         if key in _COMMANDS:
             live.stop()
@@ -324,7 +324,7 @@ def _key() -> bytes:
 def _run(command: tuple[str, ...], name: str, run_dir: str) -> None:
     """Run a command about a job, and wait until a person has read what it prints."""
     if command[0] == "cancel":
-        output.say(f"End job {name}? Press y for yes, any other key for no")
+        output.say(f"Cancel job {name}? Press y to cancel it, any other key to go back")
         termios.tcflush(sys.stdin, termios.TCIFLUSH)
         if _key() != b"y":
             return

@@ -71,9 +71,9 @@ def _setting(flag: str, value: str) -> str:
     """Return `KEY=VALUE` for an option that is only a setting, "" for any other."""
     from clusterrun.config.fields import Kind  # only after a mistake
     from clusterrun.config.spec import FIELDS
-    from clusterrun.launch.passed_on import SBATCH
+    from clusterrun.launch.passed_on import SHORT
 
-    long = SBATCH.short.get(flag[1:], flag[2:])
+    long = SHORT.get(flag[1:], flag[2:])
     name = long.removeprefix("no-").replace("-", "_")
     only = (x for x in FIELDS if not x.flags and x.group != "job")
     field = next((x for x in only if name in (x.name, x.key.rpartition(".")[2])), None)

@@ -73,10 +73,8 @@ def print_files(prepared: Prepared, *, as_json: bool) -> None:
         output.answer_exactly(prepared.bundle.script)
 
 
-def print_changes(changed: Changed, *, exclude_bad: bool) -> None:
+def print_changes(changed: Changed) -> None:
     """Print the settings that differ, a line each: `slurm.exclude: (none) -> node019`."""
-    if exclude_bad and not changed.excluded:
-        output.note("no bad nodes are known for this run; none are excluded")
     for index, change in enumerate(changed.changes):
         old, new = ("(none)" if text is None else text for text in (change.old, change.new))
         output.detail("" if index else "changes", f"{change.key}: {old} -> {new}")

@@ -29,7 +29,7 @@ from clusterrun.node.watch.preflight import NodeChecks, check_descriptors, node_
 from clusterrun.node.watch.ranks import Ranks
 from clusterrun.node.watch.usage import Sampler
 from clusterrun.rundir.events import STAGED_AT
-from clusterrun.shared.control_page import ControlPage, Joining
+from clusterrun.shared.control_page import ControlPage
 from clusterrun.shared.files import size_of
 from clusterrun.shared.hostlist import fold_hostlist
 
@@ -38,7 +38,8 @@ PROGRESS_S = 1.0
 OF_EVENT = ("type", "step", "total", "training")  # what the conductor needs of a rank's event
 END_LOOK_S = 0.02
 GRACE_S = 3.0  # from SIGTERM to SIGKILL
-SHIELDED_GRACE_S = 0.1  # the same if all ranks ignore SIGTERM, or have had time to handle it
+WARNED_GRACE_S = 0.1  # the same if the ranks have had time to handle it
+SHIELDED_GRACE_S = 0.02  # the same if they ignore it, or only print their stacks
 DRAIN_S = 8.0  # to write the rest of the log; then agents do not rest
 
 
@@ -64,7 +65,7 @@ class Agent:
         self._disk, self._cancelled = SharedDisk(), asyncio.Event()
         self._journal = forwarder
         self._checks = NodeChecks(attempt.plan, is_head=attempt.who.is_first)
-        self._notes = NodeNotes(attempt, self._checks)
+        self._notes = NodeNotes(attempt)
         self._ranks = Ranks(
             spool=spool,
             node=attempt.who.node,
@@ -141,7 +142,7 @@ class Agent:
     def _about(self) -> dict[str, Any]:
         who = self._who
         host, pid = socket.gethostname(), os.getpid()
-        about = {"node_rank": who.node_rank, "host": host, "pid": pid, **self._notes.missing()}
+        about: dict[str, Any] = {"node_rank": who.node_rank, "host": host, "pid": pid}
         if not who.is_first:
             return about
         for name, variable in (("job_start", "SLURM_JOB_START_TIME"), ("staged_at", STAGED_AT)):
@@ -164,9 +165,7 @@ class Agent:
         if self._who.is_first:
             self._journal.event("checked")
         port, variables = await preparing
-        return replace(
-            report, checks=checks, facts=self._checks.facts, port=port, variables=variables
-        )
+        return replace(report, checks=checks, port=port, variables=variables)
 
     async def _refused(self, error: NodeError) -> int:
         """Report that this node cannot take part."""
@@ -245,15 +244,11 @@ class Agent:
         )
 
     def _rank_event(self, event: dict[str, Any]) -> None:
-        kind = event.get("type")
         if self._who.is_first:
             # Not what the script reports beside: it may be too long for a message.
             self._link.tell("rank_event", event={n: event[n] for n in OF_EVENT if n in event})
-        if kind == "alive":  # too many for the file, where the last steps must be found
-            return
-        if kind == "rank_start":
-            event.setdefault("device", self._plan.device.value)
-        self._journal.of_rank(event)
+        if event.get("type") != "alive":  # too many: the file must show the last steps
+            self._journal.of_rank(event)
 
     def _rank_failed(self, failure: Failure) -> None:
         """Report how a rank failed; the forge is to blame for ranks that were killed with it."""
@@ -292,7 +287,6 @@ class Agent:
             "dump": self._dump,
             "warn": self._own.warn,
             "signs": self._signs,
-            "joins": self._joins,
             "look": self._look_closely,
         }
 
@@ -312,12 +306,6 @@ class Agent:
         calls = sum(map(self._page.calls, self._page.ranks))
         return {"signs": calls + hangs.bytes_moved(self._ranks.pids.values())}
 
-    def _joins(self, _: Mapping[str, Any]) -> dict[str, Any]:
-        """Return how many ranks run, wait in init_process_group(), and have joined."""
-        states = [self._page.joining(rank) for rank in self._page.ranks]
-        waiting, joined = states.count(Joining.WAITS), states.count(Joining.JOINED)
-        return {"running": len(self._ranks.pids), "waiting": waiting, "joined": joined}
-
     def _look_closely(self, _: Mapping[str, Any]) -> dict[str, Any]:
         """Find failures that ranks have reported just now."""
         self._ranks.look(closely=True)
@@ -335,7 +323,9 @@ class Agent:
         warned = self._own.warned
         have_had_time = bool(warned) and warned.issuperset(self._ranks.pids.values())
         is_shielded = all(map(self._page.is_shielded, self._page.ranks))
-        grace_s = SHIELDED_GRACE_S if is_shielded or have_had_time else GRACE_S
+        grace_s = WARNED_GRACE_S if have_had_time else GRACE_S
+        if is_shielded:
+            grace_s = SHIELDED_GRACE_S
         deadline = time.monotonic() + grace_s
         self._launcher.revoke()
         if not self._is_over():

@@ -19,13 +19,12 @@ from clusterrun.node.base.stderr import say_on_stderr
 from clusterrun.node.forge.begin import WARNINGS, begun
 from clusterrun.node.forge.handle import Forge
 from clusterrun.node.forward.forward import Forwarder
-from clusterrun.node.forward.spool import Spool, create_spool
+from clusterrun.node.forward.spool import create_spool
 from clusterrun.node.link.member import Clock, Place
 from clusterrun.node.recovery.lost import see_to_run
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.reading import read_plan
 from clusterrun.shared.control_page import ControlPage
-from clusterrun.shared.wording import count
 
 DRAIN_S = 10.0
 CANCELLING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -56,11 +55,8 @@ def _run_attempt(paths: RunPaths, number: int, post: Post) -> tuple[int, int]:
     with _needed(f"cannot read {paths.plan}"):
         plan = read_plan(paths)
     who = identity(os.environ, plan.nodes)
-    with _needed("cannot create a temporary directory", "; check TMPDIR"):
+    with _needed("cannot write to the temporary directory", "; check TMPDIR and its disk space"):
         spool = create_spool(who.job_id, number, who.node_rank)
-    with _needed(
-        "cannot create the ranks' control page", "; check the disk space in TMPDIR", spool
-    ):
         page = ControlPage(spool.control, plan.procs_per_node)
     attempt = Attempt(plan=plan, paths=paths, number=number, who=who)
     forwarder = Forwarder(attempt, spool, post.clock)
@@ -78,9 +74,8 @@ def _run_attempt(paths: RunPaths, number: int, post: Post) -> tuple[int, int]:
         if forwarder.finish(DRAIN_S):
             spool.remove()
         else:
-            why, sizes = forwarder.problem or "too slow", forwarder.unwritten()
-            lost = f"up to {sum(sizes.values()):,} bytes of {count(len(sizes), 'output')}"
-            text = f"not all logs could be written to {paths.root} ({why}): {lost} are missing"
+            why = forwarder.problem or "too slow"
+            text = f"not all logs could be written to {paths.root} ({why})"
             kept = f"the ranks' own files are kept on {who.node} in {spool.keep()}"
             say_on_stderr(f"{who.node}: {text}; {kept}")
 
@@ -139,11 +134,9 @@ class Post:
 
 
 @contextlib.contextmanager
-def _needed(problem: str, hint: str = "", spool: Spool | None = None) -> Iterator[None]:
-    """Raise NodeError for what an agent cannot do without, and remove its spool."""
+def _needed(problem: str, hint: str = "") -> Iterator[None]:
+    """Raise NodeError for what an agent cannot do without."""
     try:
         yield
     except (OSError, ValueError) as error:
-        if spool is not None:
-            spool.remove()
         raise NodeError(NodeExit.NODE_UNFIT, f"{problem}: {error}{hint}") from error

@@ -138,3 +138,19 @@ class Ending:
         own = [f for f in failures if not f.is_consequence]
         alike = [f for f in own if (f.cause, f.where) == (first.cause, first.where)]
         return dataclasses.replace(cls.of(first), alike=len(alike) if is_by_script else 0)
+
+
+# A warning before the end
+
+EARLY_S = 120.0  # Slurm warns up to a minute early, and the ranks need time to exit
+
+
+def warning_reason(left_s: float, warning_s: float) -> Reason:
+    """Return whether a warning is Slurm's or a person's signal, by the time left."""
+    return Reason.TIME_LIMIT if left_s <= warning_s + EARLY_S else Reason.SIGNAL
+
+
+def time_left_s(env: Mapping[str, str], now: float) -> float | None:
+    """Return the job's time left in seconds; None if Slurm does not report it."""
+    end = env.get("SLURM_JOB_END_TIME", "")
+    return int(end) - now if end.isdigit() else None

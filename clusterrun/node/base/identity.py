@@ -86,9 +86,6 @@ def _slurm(env: Mapping[str, str], nodes: int) -> Identity:
         message = f"Slurm gave {len(hosts)} nodes ({text}), but the job was planned for {nodes}"
         raise NodeError(NodeExit.RENDEZVOUS_FAILED, message)
     rank = _number(env, "SLURM_NODEID")
-    if rank >= nodes:
-        message = f"SLURM_NODEID is {rank}, but there are {nodes} nodes"
-        raise NodeError(NodeExit.RENDEZVOUS_FAILED, message)
     return Identity(
         job_id=env["SLURM_JOB_ID"],
         node=env.get("SLURMD_NODENAME") or hosts[rank],

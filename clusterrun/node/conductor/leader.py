@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from clusterrun.config.choices import Preflight
-from clusterrun.health.examine import differences, differing, findings
+from clusterrun.health.examine import differences, findings
 from clusterrun.launch.plan import Plan, Precision
 from clusterrun.node.base.causes import Cause, Ending, NodeError, NodeExit, lost_node
 from clusterrun.node.base.stderr import print_trouble
@@ -22,7 +22,7 @@ from clusterrun.node.conductor.agents import AgentsState
 from clusterrun.node.link.connection import LaunchParameters, Realm, Report
 from clusterrun.node.link.head import Head
 from clusterrun.node.recovery.conclude import Account
-from clusterrun.node.recovery.rules import may_be_shared
+from clusterrun.node.recovery.rules import needs_checkpoint
 from clusterrun.node.watch import hangs
 from clusterrun.rundir.attempt import amend_attempt, read_attempt
 from clusterrun.rundir.paths import RunPaths
@@ -198,8 +198,7 @@ class Leader:
         )
         found = findings({report.node: report.checks for report in reports})
         failed = [each for each in found if each.severity is Severity.FAIL]
-        differences = differing({report.node: report.facts for report in reports})
-        for each in (*found, *differences):
+        for each in found:
             self.say(f"preflight: {each.severity.value}: {each}", tell=False)
         for each in failed:
             self._tell(f"preflight: {each}")
@@ -266,8 +265,10 @@ class Leader:
         from clusterrun.node.watch.interruption import Interruption, named_signals
 
         plan, head, paths = self._plan, self.head, self._paths
-        head.decision.is_open = lambda ending, reports: may_be_shared(
-            plan, ending.alike, reports, self._account.checkpoint
+        head.decision.may_wait = lambda alike, reports: (
+            0 < alike <= plan.world_size / 2
+            and reports < plan.world_size
+            and needs_checkpoint(plan, self._account.checkpoint)
         )
         self._interruption = Interruption(
             request=paths.request(self._number),
@@ -294,8 +295,6 @@ class Leader:
         looks = hangs.answer_looks(directory, head.names, head.questions, self._disk)
         self._tasks.start(looks)
         self._tasks.start(self._watch_progress(self._hangs))
-        if plan.world_contract and plan.world_size > 1:
-            self._tasks.start(self._watch_joins())
 
     async def _watch_run(self, interruption: Interruption) -> None:
         """Watch for requests and for a later attempt elsewhere.
@@ -319,21 +318,12 @@ class Leader:
                 watch.leaving()
             await asyncio.sleep(LOOK_S)
 
-    async def _watch_joins(self) -> None:
-        """Report if no rank has joined a process group after two minutes."""
-        found = await hangs.unjoined(self.head.questions)
-        if found is not None:
-            self.event("unjoined", running=found.running, waiting=found.waiting)
-            self.say(found.text(self._plan.world_size))
-            self.say(f"hint: {found.hint}")
-
     async def _keep_evidence(self, found: list[hangs.RankPlace]) -> None:
         """Record where all ranks are, before they are ended because of a hang."""
         path = self._paths.stacks(self._number)
         written = self._disk.do(partial(write_whole, path, json.dumps(hangs.to_data(found))))
         await self.head.questions.ask("dump")
-        with contextlib.suppress(OSError, asyncio.TimeoutError):
-            await asyncio.wait_for(written, hangs.DUMP_S)
+        await written  # the watch waits for no more than half a minute
 
 
 def problems(reports: Sequence[Report]) -> list[str]:

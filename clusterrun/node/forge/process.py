@@ -132,12 +132,15 @@ class ForgeProcess:
         return False
 
     def _import_late(self) -> None:
-        """Import what torch imports when an optimizer is made, which takes a second."""
+        """Import what ranks import when they begin to train, which takes a second or more."""
         self._page[0] = 0
         try:
-            ranks.preload(ranks.between_attempts(), lambda _: None)
+            late = ranks.between_attempts(self._project, self._changes.names)
+            ranks.preload(late, lambda _: None)
         except Closed as error:
             self._close(error)
+        except Exception as error:  # noqa: BLE001 - its ranks must live, and the next can start anew
+            self._close(Closed(f"{type(error).__name__}: {error}"))
         gc.freeze()
 
     def _obey(self, order: dict[str, Any]) -> bool:
@@ -244,7 +247,7 @@ class ForgeProcess:
         def compare() -> None:
             with contextlib.suppress(Exception):  # it must not end a training
                 missed = start.missed()
-                self._page[0] = not missed and not start.changed()
+                self._page[0] = not (missed or start.changed() or start.has_own(["datasets"]))
                 if missed and os.environ.get("RANK") == "0":
                     sys.stderr.write(f"clusterrun: {missed}; use --set launch.launcher=direct\n")
 

@@ -209,10 +209,16 @@ _READ_EARLY = (
     *("OMP_", "MKL_", "KMP_", "OPENBLAS_", "TORCH", "PYTORCH_", "DS_", "CUDA_HOME", "TQDM_"),
 )
 _HUB = ("HF_", "HUGGINGFACE_", "XDG_CACHE_HOME")
-_READ_BY = {"huggingface_hub": _HUB, "transformers": (*_HUB, "TRANSFORMERS_")}
+_OF_DATASETS = (
+    *("HF_DATASETS_", "DATASETS_", "ARROW_", "JE_ARROW_", "FSSPEC_", "PANDAS_", "NUMEXPR_"),
+    *("USE_T", "USE_JAX"),
+)
+_READ_BY = {
+    **{"huggingface_hub": _HUB, "transformers": (*_HUB, "TRANSFORMERS_")},
+    "datasets": (*_HUB, *_OF_DATASETS),
+}
 _HARMLESS = (
-    *("TORCH_HOME", "TORCH_CPP_LOG_LEVEL", "PYTORCH_ENABLE_MPS_", "PYTORCH_NVML_"),
-    *("HF_TOKEN", "HF_DATASETS_"),
+    *("TORCH_HOME", "TORCH_CPP_LOG_LEVEL", "PYTORCH_ENABLE_MPS_", "PYTORCH_NVML_", "HF_TOKEN"),
 )
 # What reads these may be imported by the script alone.
 _READERS = {
@@ -221,6 +227,7 @@ _READERS = {
     "TORCHDYNAMO_": "torch._dynamo",
     "TORCHINDUCTOR_": "torch._inductor",
     "TQDM_": "tqdm",
+    **dict.fromkeys(_OF_DATASETS, "datasets"),
 }
 _LATE = (*READ_LATE, *_HARMLESS)
 
@@ -229,8 +236,8 @@ def read_early(names: Iterable[str], modules: Iterable[str]) -> list[str]:
     """Return the variables that torch, its companions or these modules read at their import."""
     roots = {module.partition(".")[0] for module in modules}
     early = (*_READ_EARLY, *(prefix for root in roots for prefix in _READ_BY.get(root, ())))
-    found = {name for name in names if name.startswith(early) and not name.startswith(_LATE)}
-    return sorted(found)
+    late = _LATE if "datasets" in roots else (*_LATE, *_OF_DATASETS)  # HF_ is the hub's, too
+    return sorted(name for name in {*names} if name.startswith(early) and not name.startswith(late))
 
 
 def directories(project: ProjectFiles) -> list[str]:
@@ -287,7 +294,14 @@ class RankStart:
 
     def changed(self) -> list[str]:
         """Return the variables that the script has changed and a library reads at its import."""
-        return read_early(dict(self._env.items() ^ os.environ.items()), self._imported)
+        changed = dict(self._env.items() ^ os.environ.items())
+        return read_early(changed, (*self._imported, "datasets"))
+
+    def has_own(self, names: Collection[str]) -> list[str]:
+        """Return which of these modules the script finds first where it has put its own."""
+        texts = (path for path in sys.path if isinstance(path, str))  # Python ignores others
+        first = takewhile(lambda path: not path.endswith("-packages"), texts)
+        return shadowing((path for path in first if path not in self._path), names)
 
     def missed(self) -> str:
         """Return what the script has changed since, but too late; "" if nothing."""
@@ -295,8 +309,6 @@ class RankStart:
         if names := [name for name in self.changed() if not name.startswith(late)]:
             text = ", ".join(names)
             return f"the script changes {text} too late: the forge has imported what reads it"
-        texts = (path for path in sys.path if isinstance(path, str))  # Python ignores others
-        first = takewhile(lambda path: not path.endswith("-packages"), texts)
-        if names := shadowing((path for path in first if path not in self._path), self._imported):
+        if names := self.has_own(self._imported):
             return f"the script has its own {', '.join(names)}, but the forge has imported another"
         return ""

@@ -12,6 +12,7 @@ import gc
 import importlib
 import importlib.util
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -21,7 +22,13 @@ from typing import Any, NoReturn
 
 from clusterrun.node.base.processes import fork_answer
 from clusterrun.node.forge.begin import INSTEAD, WARNINGS
-from clusterrun.node.forge.project import READ_LATE, ProjectFiles, directories, shadowing
+from clusterrun.node.forge.project import (
+    READ_LATE,
+    ProjectFiles,
+    directories,
+    read_early,
+    shadowing,
+)
 from clusterrun.shared.own_modules import WORKER_MODULE, module_argv
 
 TRIAL_S = 5.0
@@ -57,8 +64,12 @@ def check(name: str) -> None:
 
 
 def threads() -> int:
-    """Return the number of threads of this process."""
-    return len(os.listdir("/proc/self/task"))
+    """Return the number of threads of this process, without jemalloc's: it expects forks."""
+    found = 0
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError):  # it has ended
+            found += Path(f"/proc/self/task/{task}/comm").read_bytes() != b"jemalloc_bg_thd\n"
+    return found
 
 
 def open_device() -> str:
@@ -83,10 +94,36 @@ def imports_of_all(strategy: str, imported: Collection[str]) -> tuple[str, ...]:
     return tuple(name for name in names if importlib.util.find_spec(name.partition(".")[0]))
 
 
-def between_attempts() -> tuple[str, ...]:
-    """Return what torch imports only when an optimizer is made: a start need not wait for it."""
-    name = "torch._dynamo"
-    return (name,) if name not in sys.modules and importlib.util.find_spec(name) else ()
+def between_attempts(project: ProjectFiles, changed: Iterable[str]) -> tuple[str, ...]:
+    """Return what ranks import only when they train: a start need not wait for it.
+
+    torch does that for an optimizer, and accelerate for a loader if datasets is installed. The
+    project may change the variables `changed`, or have a `datasets` of its own.
+    """
+    names = ["torch._dynamo"]
+    is_used = bool(project.imported & {"accelerate", "transformers"})
+    if is_used and not read_early(changed, ["datasets"]) and _is_hugging_faces(project):
+        names.append("datasets")
+    return tuple(n for n in names if n not in sys.modules and importlib.util.find_spec(n))
+
+
+def _is_hugging_faces(project: ProjectFiles) -> bool:
+    """Return whether ranks would import the installed package datasets, and all that it requires.
+
+    Another one may be the project's own, on PYTHONPATH or installed under the same name.
+    """
+    from importlib import metadata
+
+    try:
+        package = metadata.distribution("datasets")
+        found = importlib.util.find_spec("datasets")
+    except (metadata.PackageNotFoundError, ValueError):
+        return False
+    own = str(package.locate_file("datasets/__init__.py"))
+    required = [re.split(r"[^\w-]", each, maxsplit=1)[0] for each in package.requires or ()]
+    names = ["datasets", *(name.replace("-", "_") for name in required)]
+    places = [*project.directories, *directories(project)]
+    return found is not None and found.origin == own and not shadowing(places, names)
 
 
 def preload(names: Iterable[str], tell: Callable[[str], None]) -> None:
@@ -257,9 +294,13 @@ def _refresh_seeds() -> None:
     torch: Any = sys.modules.get("torch")
     if hasattr(torch, "default_generator"):
         torch.default_generator.seed()
-    processes: Any = sys.modules.get("multiprocessing.process")
-    if processes is not None:
-        processes.current_process().authkey = os.urandom(32)
+    for name in ("multiprocessing.process", "multiprocess.process"):  # the latter of datasets
+        processes: Any = sys.modules.get(name)
+        if processes is not None:
+            processes.current_process().authkey = os.urandom(32)
+    fingerprint: Any = sys.modules.get("datasets.fingerprint")
+    if hasattr(fingerprint, "fingerprint_rng"):  # it names files that ranks must not share
+        fingerprint.fingerprint_rng.seed()
 
 
 def set_first_title(title: str) -> None:

@@ -21,10 +21,10 @@ from clusterrun.node.base.identity import Attempt
 from clusterrun.node.base.stderr import say_on_stderr
 from clusterrun.node.base.tasks import task_error
 from clusterrun.node.forward.logfile import AppendedFile, NodeLog
-from clusterrun.node.forward.spool import Loss, Output, Piece, Spool, SpoolReader, water_level
+from clusterrun.node.forward.spool import Loss, Output, Piece, Spool, SpoolReader
 from clusterrun.node.link.connection import LaunchParameters
 from clusterrun.node.link.member import Clock, Offset
-from clusterrun.shared.files import open_new, replacing, size_of
+from clusterrun.shared.files import open_new, replacing
 from clusterrun.shared.wording import count
 
 POLL_S = 0.1
@@ -113,7 +113,6 @@ class Forwarder(threading.Thread):
     def say_not_forked(self, why: str) -> None:
         """Say why the ranks of this node are not forked; the first node tells the user."""
         self.say(why, tell=self._who.is_first)
-        self.event("not_forked", reason=why)
 
     def clock_compared(self, offset: Offset) -> None:
         """Record that this node's clock differs from the conductor's."""
@@ -142,15 +141,6 @@ class Forwarder(threading.Thread):
     def problem(self) -> str:
         """Why the run directory can't be written; "" if it can."""
         return self._log.problem or self._events.problem
-
-    def unwritten(self) -> dict[Output, int]:
-        """Return how many bytes of each output may be missing from the log."""
-        left = {}
-        for output in self._spool.outputs():
-            source, left[output] = self._sources.get(output), size_of(output.path)
-            if source is not None:
-                left[output] += source.waiting + source.lost.size - source.position
-        return {output: size for output, size in left.items() if size > 0}
 
     # Run in the thread
 
@@ -217,7 +207,6 @@ class Forwarder(threading.Thread):
         is_busy = self._log.flush() and self._take_turns(now_us)
         if self._log.flush():
             for source in self._sources.values():
-                source.waiting = 0
                 source.give_back()
         # Report once on stderr that the run directory can't be written.
         if self.problem and self.problem != self._complained:
@@ -234,16 +223,13 @@ class Forwarder(threading.Thread):
         self._listed_us = now_us
 
     def _bound_backlog(self) -> None:
-        """Drop the oldest bytes of the largest backlogs beyond the spool limit."""
-        sources = list(self._sources.values())
-        waiting, limit = [source.unread for source in sources], self._plan.log_spool_bytes
-        if sum(waiting) + self._log.pending_bytes <= limit:
-            return
-        level = water_level(waiting, limit - limit // 8 - self._log.pending_bytes)
-        reason = self._log.problem or "written faster than it could be forwarded"
-        for source in sources:
-            if source.unread > level:
-                self._drop(source, source.unread - level, reason)
+        """Drop the oldest bytes of the largest backlog beyond the spool limit."""
+        sources, limit = self._sources.values(), self._plan.log_spool_bytes
+        waiting = self._log.pending_bytes + sum(source.unread for source in sources)
+        if waiting > limit and sources:
+            largest = max(sources, key=lambda source: source.unread)
+            reason = self._log.problem or "written faster than it could be forwarded"
+            self._drop(largest, waiting - limit + limit // 8, reason)
 
     def _take_turns(self, now_us: int) -> bool:
         """Forward from each output that has grown, in the order of mtime."""
@@ -283,7 +269,6 @@ class Forwarder(threading.Thread):
                     else:
                         self._write_loss(source, at_us, is_now=True)
                         self._log.add(given, at_us, source.rank, source.stream)
-                        source.waiting += len(given.text)
             if self._log.problem or not source.is_due(now, is_last=is_last):
                 return
 
@@ -311,7 +296,6 @@ class Forwarder(threading.Thread):
         """Record lost bytes before the next line, or once a second if there is none."""
         if source.lost.size and (is_now or at_us - source.recorded_us >= 1_000_000):
             self._log.add_gap(source.lost, at_us, source.rank, source.stream)
-            source.waiting += source.lost.size
             source.lost, source.recorded_us = Loss(0, ""), at_us
 
 

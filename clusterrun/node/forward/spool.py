@@ -222,7 +222,6 @@ class SpoolReader:
         self.size = self.position = 0
         self.mtime_us = 0
         self.read_until_us = now_us  # unread bytes were written after that
-        self.waiting = 0  # bytes passed to the log that may not have reached it
         self.lost, self.recorded_us = Loss(0, ""), 0  # not yet recorded, and the last record
         self._held: tuple[int, int, float] | None = None  # position, size, since when
         self._given_back = 0  # up to this byte
@@ -337,17 +336,3 @@ def _next_start(near: bytes) -> int:
     if newline >= 0:
         return newline + 1
     return next((i for i, byte in enumerate(near[:4]) if byte & 0xC0 != 0x80), 0)
-
-
-def water_level(amounts: list[int], budget: int) -> int:
-    """Return the level to which the largest amounts must be cut so that all fit into the budget.
-
-    >>> water_level([10, 2, 7], 12)
-    5
-    """
-    left, count = max(0, budget), len(amounts)
-    for amount in sorted(amounts):
-        if amount * count > left:
-            return left // count
-        left, count = left - amount, count - 1
-    return max(amounts, default=0)

@@ -149,8 +149,8 @@ class Report:
     """A node's report before the launch; `problem` is empty if the node is fit.
 
     `capabilities` are the compute capabilities of the GPUs that it may use, `checks` the notes and
-    failures of its preflight, `facts` what should be equal on all nodes. Only the first node gives
-    `port` and `variables`, as LaunchParameters has them.
+    failures of its preflight. Only the first node gives `port` and `variables`, as LaunchParameters
+    has them.
     """
 
     node: str
@@ -159,7 +159,6 @@ class Report:
     capabilities: tuple[tuple[int, int], ...] = ()
     problem: str = ""
     checks: tuple[Finding, ...] = ()
-    facts: Mapping[str, str] = field(default_factory=dict)
     port: int = 0
     variables: Mapping[str, str] = field(default_factory=dict)
 
@@ -182,8 +181,8 @@ class LaunchParameters:
 class StopDecision:
     """How the attempt ends: settled once, shortly after the first failure.
 
-    `completion` returns the ending if all ranks succeed. `is_open` returns whether more reports
-    could change what follows from an ending and a number of reports, and are worth a wait. While
+    `completion` returns the ending if all ranks succeed. `may_wait` gets how many ranks failed
+    alike, and how many reported: whether others may do so yet, and no restart waits. While
     `is_held` returns True, nothing is settled: ranks save in their own handlers.
     """
 
@@ -192,7 +191,7 @@ class StopDecision:
         self._ending: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
         self._waited_s = 0.0
         self.completion: Callable[[], Ending] = Ending.completed
-        self.is_open: Callable[[Ending, int], bool] = lambda *_: False
+        self.may_wait: Callable[[int, int], bool] = lambda *_: False
         self.is_held: Callable[[], bool] = lambda: False
 
     @property
@@ -237,7 +236,7 @@ class StopDecision:
     def _patience_s(self) -> float:
         """Return how many seconds to wait for the cause if all failures are consequences."""
         if not all(failure.is_consequence for failure in self.failures):
-            is_open = self.is_open(Ending.of_first(self.failures), len(self.failures))
-            return ALIKE_S if is_open else SETTLE_S
+            alike = Ending.of_first(self.failures).alike
+            return ALIKE_S if self.may_wait(alike, len(self.failures)) else SETTLE_S
         is_elsewhere = [f.has_lost_peer or f.cause is Cause.WORLD_ELSEWHERE for f in self.failures]
         return CAUSE_S if any(is_elsewhere) else 2 * SETTLE_S

@@ -15,7 +15,7 @@ from clusterrun.config.choices import Scheduler
 from clusterrun.config.hosts import node_names
 from clusterrun.errors import ClusterrunError, NodeExit
 from clusterrun.launch.plan import Plan
-from clusterrun.node.base.causes import Ending, NodeError
+from clusterrun.node.base.causes import Ending, NodeError, time_left_s, warning_reason
 from clusterrun.node.base.identity import local_node
 from clusterrun.node.recovery import printed
 from clusterrun.node.recovery.rules import LOSSES, Decision, Ground, decide, judge
@@ -43,7 +43,6 @@ _CAUSES = {
 }
 _KILLED = (Cause.SIGNAL, Cause.LAUNCHER, Cause.CANCELLED)
 _INTERRUPTIONS = (Reason.TIME_LIMIT, Reason.PREEMPT, Reason.SIGNAL)  # the job gives up its nodes
-EARLY_S = 120.0  # Slurm warns up to a minute early, and the ranks need time to exit
 
 
 class Account:
@@ -260,17 +259,6 @@ def _interrupted(found: Outcome, reason: Reason) -> Outcome:
         interruption=reason,
         reason=reason.text,
     )
-
-
-def warning_reason(left_s: float, warning_s: float) -> Reason:
-    """Return whether a warning is Slurm's or a person's signal, by the time left."""
-    return Reason.TIME_LIMIT if left_s <= warning_s + EARLY_S else Reason.SIGNAL
-
-
-def time_left_s(env: Mapping[str, str], now: float) -> float | None:
-    """Return the job's time left in seconds; None if Slurm does not report it."""
-    end = env.get("SLURM_JOB_END_TIME", "")
-    return int(end) - now if end.isdigit() else None
 
 
 def _saved(paths: RunPaths, history: Sequence[Outcome], record: StepRecord) -> int | None:

@@ -17,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from clusterrun.errors import ClusterrunError, NodeExit
 from clusterrun.node.base.causes import Ending
 from clusterrun.node.base.identity import Attempt
-from clusterrun.node.recovery.conclude import outcome_of
 from clusterrun.rundir.attempt import read_attempt
 from clusterrun.rundir.outcome import Reason, read_request, write_end
 from clusterrun.shared import files, shell
@@ -43,6 +42,8 @@ def see_to_run(attempt: Attempt, loss: Ending, say: Callable[[str], None]) -> No
     """
     plan, who = attempt.plan, attempt.who
     try:
+        from clusterrun.node.recovery.conclude import outcome_of  # slow to import, seldom needed
+
         began = read_attempt(attempt.paths, attempt.number).taken_at or time.time()
         lost = outcome_of(loss, attempt.number, who.job_id, who.nodes, began)
         with contextlib.suppress(FileExistsError):  # the first agent to lose it
@@ -56,8 +57,8 @@ def see_to_run(attempt: Attempt, loss: Ending, say: Callable[[str], None]) -> No
             what = f"{who.conductor}, which conducts the run, is lost: the run has ended"
             say(f"{what}; continue it with 'clusterrun resume {who.job_id}'")
             write_end(attempt.paths, JobState.NODE_FAIL, int(NodeExit.NODE_LOST))
-    except (ClusterrunError, OSError) as error:
-        say(f"cannot see to what follows attempt {attempt.number}: {error}")
+    except (ClusterrunError, OSError, ImportError) as error:
+        say(f"cannot decide what follows attempt {attempt.number}: {error}")
 
 
 def _goes_on(attempt: Attempt) -> bool:

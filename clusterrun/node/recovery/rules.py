@@ -160,20 +160,15 @@ def _futile(history: Sequence[Outcome], ground: Ground, *, is_lost: bool) -> str
         times = count(len(failed), "time")
         return f"--max-restarts {plan.max_restarts}: the run has failed {times}"
     world = len(newest.nodes) * plan.procs_per_node
-    if _is_shared(newest.alike, world):
+    if newest.alike > world / 2:
         what = "every rank" if newest.alike == world else f"{newest.alike} of {world} ranks"
         return f"{what} failed at {newest.where}: an error in the script"
-    errors = [(o.cause, o.rank, o.where, o.message, o.step) for o in history[-2:]]
-    is_known = newest.cause is Cause.EXCEPTION and newest.step is not None
-    if is_known and errors[1:] == errors[:-1] != []:
-        where = f"rank {newest.rank} failed at {newest.where}, step {newest.step}"
-        return f"{where}, for the second time: a restart would not help"
     fruitless, stuck = _fruitless(history, ground), _not_preempted(_no_further(history, ground))
     if newest.cause is Cause.RENDEZVOUS and len(stuck) < LOSSES:
         is_second = len(history) > 1 and history[-2].code == newest.code
         return "the nodes could not reach each other" if is_second else ""
     is_lost |= newest.cause in _OF_NODES
-    if _needs_checkpoint(plan, newest.checkpoint) and not is_lost:
+    if needs_checkpoint(plan, newest.checkpoint) and not is_lost:
         return (
             "clusterrun knows of no checkpoint to continue from; pass --max-restarts N if the "
             "script saves its own"
@@ -184,21 +179,7 @@ def _futile(history: Sequence[Outcome], ground: Ground, *, is_lost: bool) -> str
     return ""
 
 
-def may_be_shared(plan: Plan, alike: int, reports: int, checkpoint: int | None) -> bool:
-    """Return whether to wait for the reports of more ranks: no restart follows in any case.
-
-    `alike` ranks have failed at one place of the script, of `reports` that have failed.
-    """
-    is_undecided = alike and reports < plan.world_size and not _is_shared(alike, plan.world_size)
-    return bool(is_undecided) and _needs_checkpoint(plan, checkpoint)
-
-
-def _is_shared(alike: int, world: int) -> bool:
-    """Return whether so many ranks failed at one place that the script is to blame."""
-    return alike > world / 2
-
-
-def _needs_checkpoint(plan: Plan, checkpoint: int | None) -> bool:
+def needs_checkpoint(plan: Plan, checkpoint: int | None) -> bool:
     """Return whether a failed run stops because it has saved nothing."""
     return plan.max_restarts is None and checkpoint is None
 

@@ -23,12 +23,12 @@ from typing import Any
 
 import psutil
 
-from clusterrun.diagnosis.kinds import INSTALLED, Unjoined
+from clusterrun.diagnosis.kinds import INSTALLED
 from clusterrun.node.base.causes import Cause, Failure, NodeExit
 from clusterrun.node.base.tasks import SharedDisk, Tasks
 from clusterrun.node.forward.spool import Spool
 from clusterrun.node.link.head import Answers, Questions
-from clusterrun.rundir.outcome import DUMPS, answer_path, requests
+from clusterrun.rundir.outcome import answer_path, requests
 from clusterrun.shared.control_page import STACKS_SIGNAL
 from clusterrun.shared.files import end_of, size_of, write_whole
 from clusterrun.shared.wording import count
@@ -36,7 +36,6 @@ from clusterrun.shared.wording import count
 STEPS_MEASURED = 50
 PATIENCE = 10  # times a usual step
 EXTENSIONS = 3  # of the limit, for ranks that work without a step, such as an evaluation
-JOINING_S = 120.0  # importing torch, and the setup of most scripts, take less
 LOOK_MOST_S = 10.0  # a longer time between looks means that the whole job was suspended
 KEEP_S = 30.0  # for evidence of where the ranks are: a hang must end
 AGAIN_S = 5.0  # between two checks of where the ranks are
@@ -219,7 +218,7 @@ async def answer_looks(
 ) -> None:
     """Show where the ranks are, one request after the other: `diagnose --stacks` makes them.
 
-    A request is an empty file in the attempt's directory (rundir/request.py), the answer another.
+    A request is an empty file in the attempt's directory (rundir/outcome.py), the answer another.
     """
     seen: set[Path] = set()
     while True:
@@ -228,19 +227,17 @@ async def answer_looks(
             found = await disk.do(partial(requests, directory))
         for path in sorted({*found} - seen):
             seen.add(path)
-            data = json.dumps(await _looked(nodes, questions, is_dumped=path.suffix == DUMPS))
+            data = json.dumps(await _looked(nodes, questions))
             with contextlib.suppress(OSError):
                 await disk.do(partial(write_whole, answer_path(path), data))
         await asyncio.sleep(REQUESTS_S)
 
 
-async def _looked(nodes: Sequence[str], questions: Questions, *, is_dumped: bool) -> dict[str, Any]:
+async def _looked(nodes: Sequence[str], questions: Questions) -> dict[str, Any]:
     places, answers = await everywhere(questions)
-    heard, dumped = {*answers.given}, list[int]()
-    if is_dumped:
-        dumps = await questions.ask("dump", live=True, within_s=2 * DUMP_S)
-        given = (message.get("dumped", ()) for message in dumps.given.values())
-        heard, dumped = heard & {*dumps.given}, sorted(chain(*given))
+    dumps = await questions.ask("dump", live=True, within_s=2 * DUMP_S)
+    given = (message.get("dumped", ()) for message in dumps.given.values())
+    heard, dumped = {*answers.given} & {*dumps.given}, sorted(chain(*given))
     silent = [name for number, name in enumerate(nodes) if number not in heard]
     return {**to_data(places), "dumped": dumped, "silent": silent}
 
@@ -417,14 +414,3 @@ class HangWatch:
                 where=blamed.where.partition(" ")[0] if blamed else "",
             )
         )
-
-
-async def unjoined(questions: Questions) -> Unjoined | None:
-    """Ask all nodes after two minutes, once ranks run; return None if a rank has joined a group."""
-    while True:
-        await asyncio.sleep(JOINING_S)
-        found = (await questions.ask("joins")).given.values()
-        if any(each["joined"] for each in found):
-            return None
-        if running := sum(each["running"] for each in found):
-            return Unjoined(running=running, waiting=sum(each["waiting"] for each in found))

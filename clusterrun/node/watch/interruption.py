@@ -17,15 +17,24 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from clusterrun.node.base.causes import Cause, Ending, NodeExit, cancelled
+from clusterrun.node.base.causes import (
+    Cause,
+    Ending,
+    NodeExit,
+    cancelled,
+    time_left_s,
+    warning_reason,
+)
 from clusterrun.node.base.tasks import SharedDisk, Tasks
 from clusterrun.node.link.head import Head, Questions
-from clusterrun.node.recovery.conclude import Account, time_left_s, warning_reason
 from clusterrun.rundir.outcome import Reason, read_request, write_request
 from clusterrun.shared.control_page import ControlPage, SavePoint
 from clusterrun.shared.wording import count
+
+if TYPE_CHECKING:  # slow to import, and agents need none
+    from clusterrun.node.recovery.conclude import Account
 
 SETTLE_S = 0.02  # for a rank that looked just before the hold to publish its count
 LOOK_S = 0.05

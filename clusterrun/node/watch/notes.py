@@ -17,23 +17,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
 from clusterrun.config.choices import Device
 from clusterrun.diagnosis.kinds import Note, NoteSource
 from clusterrun.health import nvml
-from clusterrun.health.gpus import HELD, device_names
+from clusterrun.health.gpus import HELD, NEEDED, device_names
 from clusterrun.health.machine import own_group
 from clusterrun.health.nvml import NvmlGpu
 from clusterrun.node.base.causes import Cause, Ending, Failure
 from clusterrun.node.base.identity import Attempt
 from clusterrun.node.base.processes import descendants
-from clusterrun.node.watch.preflight import NodeChecks
 from clusterrun.shared.files import parse_object
 from clusterrun.shared.own_modules import module_argv
 
@@ -44,75 +41,53 @@ _LEAST_S: Final = 0.001  # of a wait
 DEVICE: Final = Path("/dev/kmsg")
 MOST_RECORDS: Final = 50_000
 _RECORD_BYTES: Final = 8192  # the kernel's are shorter
-GPUS, PIDS = Path("/proc/driver/nvidia/gpus"), Path("/proc/self/ns/pid")
+PIDS: Final = Path("/proc/self/ns/pid")
 INITIAL_PIDS: Final = 0xEFFFFFFC  # of PIDS, unless this is a container
-MOST_LINES, ALIKE = 60, 3
+MOST_LINES: Final = 60
 LETTERS: Final = 500  # of a line
 OLD_S: Final = 7200.0  # the training went on after an older message
 _LEFT_OUT: Final = -1
-_DIGITS: Final = re.compile(r"\d+")
-# Linux 3-6: kernel/hung_task.c, mm/oom_kill.c, mm/memory-failure.c, arch/x86/mm/fault.c
-_PROCESS: Final = re.compile(
-    r"task_memcg=(?P<group>[^,]{1,999}),task=.{0,99},pid=(?P<oom>\d{1,9}),"
-    r"|[Kk]ill(?:ed)? process (?P<killed>\d+)\b|oom_reaper: reaped process (?P<reaped>\d+)\b"
-    r"|\[(?P<fault>\d+)\]:? (?:segfault at|general protection|trap \w)"
-    r"|task .{1,99}:(?P<hung>\d{1,9}) blocked for more than"
-    r"|(?:Sending SIGBUS to|Killing) .{1,99}:(?P<bus>\d{1,9}) due to"
+# Patterns, compiled after a failure alone. Linux 3-6: kernel/hung_task.c, mm/oom_kill.c,
+# mm/memory-failure.c, arch/x86/mm/fault.c
+_PROCESS: Final = (
+    r"[Kk]ill(?:ed)? process (\d+)\b|oom_reaper: reaped process (\d+)\b"
+    r"|\[(\d+)\]:? (?:segfault at|general protection|trap \w)"
+    r"|task .{1,99}:(\d{1,9}) blocked for more than"
+    r"|(?:Sending SIGBUS to|Killing) .{1,99}:(\d{1,9}) due to"
 )
-_NODE: Final = re.compile(
+_NODE: Final = (
     r"task (?:nvidia|nv_)\S{0,99}:\d{1,9} blocked for more than"
     r"|EDAC \S+: \d+ UE |\[Hardware Error\].{0,400}(?i:uncorrect|fatal)"
     r"|\b(?:mlx[45]_\w{1,40}|hfi1|infiniband) "
     r".{0,400}(?i:health|fatal|error|timeout|assert|\bdown\b)"
     r"|\bI/O error\b|EXT4-fs error|XFS .{0,200}Corruption"
     r"|nvme\S{0,40} .{0,200}(?:timeout|resetting)|LustreError: .{0,400}evicted"
-    r"|nfs: server \S+ not responding"
 )
-_RECORD: Final = re.compile(
-    r"(?P<priority>\d{1,9}),\d{1,20},(?P<us>\d{1,20}),[^;]{0,99};(?P<text>.*)"
-)
-_GPU: Final = re.compile(r"NVRM: .{0,200}?\b(?P<gpu>[0-9a-fA-F]{4,8}(?::[0-9a-fA-F]{2}){2})\b")
-_SERVER: Final = re.compile(r"nfs: server (?P<name>\S+) (?P<state>not responding|OK)")
-_GPU_PID: Final = re.compile(r"\bpid='?(\d+)")
-_SWITCH: Final = re.compile(r"\bSXid \(PCI:")
-_FRAME: Final = re.compile(r"^ +(?:\? )?[\w.]+\+0x[0-9a-f]+/0x")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Own:
-    """What belongs to the attempt on this node.
-
-    `pids` maps its processes to their ranks, None for helpers. `job` is the path of the job's
-    cgroup. `gpus` are PCI addresses; None: all of the node's.
-    """
-
-    pids: Mapping[int, int | None]
-    job: str = ""
-    gpus: frozenset[str] | None = frozenset()
+_RECORD: Final = r"(?P<priority>\d{1,9}),\d{1,20},(?P<us>\d{1,20}),[^;]{0,99};(?P<text>.*)"
+_GPU: Final = r"NVRM: .{0,200}?\b(?P<gpu>[0-9a-fA-F]{4,8}(?::[0-9a-fA-F]{2}){2})\b"
+_GPU_PID: Final = r"\bpid='?(\d+)"
+Pids = Mapping[int, int | None]  # of processes of the attempt, to ranks; None: a helper
 
 
 class KernelLog:
-    """The kernel's log from now on; `problem` is why it cannot be read."""
+    """The kernel's log from now on; without messages if it cannot be read."""
 
     def __init__(self, device: Path = DEVICE) -> None:
-        self.problem = ""
         self._descriptor = -1
-        try:
+        with contextlib.suppress(OSError):
             self._descriptor = os.open(device, os.O_RDONLY | os.O_NONBLOCK)
             os.lseek(self._descriptor, 0, os.SEEK_END)
-        except OSError as error:
-            self.problem = error.strerror or str(error)
 
     def close(self) -> None:
         """Stop reading."""
-        if self._descriptor >= 0:
+        with contextlib.suppress(OSError):
             os.close(self._descriptor)
-            self._descriptor, self.problem = -1, "closed"
+        self._descriptor = -1
 
-    def notes(self, own: Own) -> list[Note]:
-        """Return each new message that may explain a failure of the attempt."""
-        found = () if self.problem else self._texts((time.monotonic() - OLD_S) * 1e6)
-        return list(_few(of_interest(found, own)))
+    def notes(self, pids: Pids, gpus: Collection[str]) -> list[Note]:
+        """Return each new message about these processes and GPUs, or about the node."""
+        found = self._texts((time.monotonic() - OLD_S) * 1e6)
+        return list(islice(of_interest(found, pids, gpus), MOST_LINES))
 
     def _texts(self, since_us: float) -> Iterator[str]:
         """Yield the kernel's own messages from the current one on, without those of programs."""
@@ -126,76 +101,34 @@ class KernelLog:
             if not data:
                 return
             for line in data.decode(errors="replace").splitlines():
-                found = _RECORD.match(line)
+                found = re.match(_RECORD, line)
                 is_of_kernel = found and int(found["priority"]) < 8  # else a program's
                 if found and is_of_kernel and int(found["us"]) > since_us:
                     yield found["text"]
 
 
-def of_interest(messages: Iterable[str], own: Own) -> Iterator[Note]:
-    """Choose messages, and the frames of a blocked task's stack; an NFS server may come back."""
-    kept: list[tuple[Note, str]] = []  # with the name of an NFS server
-    killed: set[int] = set()
-    is_stack = False
+def of_interest(messages: Iterable[str], pids: Pids, gpus: Collection[str]) -> Iterator[Note]:
+    """Choose the messages about the attempt's processes and GPUs, and about the node."""
     for text in messages:
-        server = _SERVER.search(text)
-        name = server["name"] if server else ""
-        if server and server["state"] == "OK":
-            kept = [each for each in kept if each[1] != name]
-        elif _FRAME.match(text):
-            kept += [(_note(text), "")] if is_stack else []
-        else:
-            rank = _rank(text, own, killed)
-            if rank != _LEFT_OUT:
-                kept.append((_note(text, rank), name))
-            if " blocked for more than " in text:
-                is_stack = rank != _LEFT_OUT
-    yield from (note for note, _ in kept)
+        rank = _rank(text, pids, gpus)
+        if rank != _LEFT_OUT:
+            yield Note(source=NoteSource.KERNEL, text=text[:LETTERS], rank=rank)
 
 
-def _note(text: str, rank: int | None = None) -> Note:
-    return Note(source=NoteSource.KERNEL, text=text[:LETTERS], rank=rank)
-
-
-def _rank(text: str, own: Own, killed: set[int]) -> int | None:
+def _rank(text: str, pids: Pids, gpus: Collection[str]) -> int | None:
     """Return the rank that a message is about; None: no rank; _LEFT_OUT: do not show it."""
-    if _NODE.search(text) or _is_of_gpu(text, own):
+    if re.search(_NODE, text) or _is_of_gpu(text, pids, gpus):
         return None
-    found = _PROCESS.search(text)
-    if found is None:
-        return _LEFT_OUT
-    pid = int(next(number for number in found.groups()[1:] if number))
-    if found["group"]:  # the line after it is easier to read
-        if own.job and f"{found['group']}/".startswith(f"{own.job}/"):
-            killed.add(pid)
-        return _LEFT_OUT
-    return own.pids.get(pid) if pid in own.pids or pid in killed else _LEFT_OUT
+    found = re.search(_PROCESS, text)
+    pid = int(next(filter(None, found.groups()))) if found else 0
+    return pids.get(pid, _LEFT_OUT)
 
 
-def _is_of_gpu(text: str, own: Own) -> bool:
-    if _SWITCH.search(text):
-        return own.gpus is None
-    found, pid = _GPU.match(text), _GPU_PID.search(text)
-    if found is None or (pid and own.pids and int(pid[1]) not in own.pids):
+def _is_of_gpu(text: str, pids: Pids, gpus: Collection[str]) -> bool:
+    found, pid = re.match(_GPU, text), re.search(_GPU_PID, text)
+    if found is None or (pid and pids and int(pid[1]) not in pids):
         return False
-    return own.gpus is None or pci_address(found["gpu"]) in own.gpus
-
-
-def _few(notes: Iterable[Note]) -> Iterator[Note]:
-    """Leave out repetitions, and the rest of a storm of messages."""
-    counts: Counter[str] = Counter()
-    for note in notes:
-        form = _DIGITS.sub("0", note.text)
-        counts[form] += 1
-        if counts[form] <= ALIKE and counts.total() <= MOST_LINES:
-            yield note
-
-
-def is_node_ours(gpus: int, directory: Path = GPUS) -> bool:
-    """Return whether the attempt's GPUs are all that the node has."""
-    with contextlib.suppress(OSError):
-        return 0 < len(os.listdir(directory)) <= gpus
-    return False
+    return pci_address(found["gpu"]) in gpus
 
 
 def is_container() -> bool:
@@ -209,8 +142,7 @@ class Gpus:
     """The GPUs of an attempt: those that `names` lists as CUDA_VISIBLE_DEVICES, or all.
 
     The first question is asked at once; `ask` and `notes` are for any thread. `before` are the GPUs
-    of the first answer, by PCI address. `is_open`: there may be answers; `has_ended`: the process
-    that asks has ended.
+    of the first answer, by PCI address. `is_open`: there may be answers.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -227,7 +159,7 @@ class Gpus:
         self._lock, self._rest, self._is_asked = threading.Lock(), b"", False
         self.before: Mapping[str, NvmlGpu] = {}
         self._answered_at = 0.0
-        self.is_open, self.has_ended = True, False
+        self.is_open = True
         self._write()
 
     @property
@@ -274,7 +206,7 @@ class Gpus:
             except ConnectionError:
                 block = b""
             if not block:
-                self.is_open, self.has_ended = False, True
+                self.is_open = False
                 return None
             self._rest += block
         line, _, self._rest = self._rest.partition(b"\n")
@@ -342,14 +274,16 @@ def worse(old: NvmlGpu, new: NvmlGpu) -> Iterator[str]:
         yield "a part of its memory now waits for its replacement (reset the GPU)"
     if old.is_worn is False and new.is_worn:
         yield "remapping a row of its memory failed (replace the GPU)"
+    needed = NEEDED.get(new.recovery or 0)
+    if needed and old.recovery not in NEEDED:
+        yield f"the driver now asks for {needed}"
 
 
 class NodeNotes:
     """What is known at the start of an attempt, to compare it with when it fails."""
 
-    def __init__(self, attempt: Attempt, checks: NodeChecks) -> None:
+    def __init__(self, attempt: Attempt) -> None:
         self._node, self._plan = attempt.who.node, attempt.plan
-        self._checks = checks
         self._memory = own_group()
         self._kills_before = self._memory.kills()
         self._kernel = KernelLog()
@@ -361,17 +295,13 @@ class NodeNotes:
             with contextlib.suppress(OSError):
                 self.gpus = Gpus(device_names(os.environ))
 
-    def missing(self) -> dict[str, str]:
-        """Return what cannot be read on this node, and why."""
-        return {"kernel_log": self._kernel.problem} if self._kernel.problem else {}
-
     def close(self) -> None:
         """Stop reading the kernel's log, and asking NVML."""
         self._kernel.close()
         if self.gpus:
             self.gpus.close()
 
-    async def notes(self, ending: Ending, ranks: Mapping[int, int | None]) -> list[Note]:
+    async def notes(self, ending: Ending, ranks: Pids) -> list[Note]:
         """Return what is known about a failed attempt; `ranks` maps pids to ranks."""
         failure = ending.failure
         if failure is None or not ending.cause.is_failure:
@@ -382,17 +312,13 @@ class NodeNotes:
             text = f"cannot note what the node knows: {error!r}"
             return [Note(source=NoteSource.AGENT, text=text)]
 
-    async def _found(self, failure: Failure, ranks: Mapping[int, int | None]) -> list[Note]:
+    async def _found(self, failure: Failure, ranks: Pids) -> list[Note]:
         pids = {} if is_container() else {**dict.fromkeys(descendants()), **ranks}
-        is_all = self.gpus is not None and is_node_ours(self._plan.procs_per_node)
-        before = self.gpus.before if self.gpus else ()
-        own = Own(pids=pids, job=self._memory.job, gpus=None if is_all else frozenset(before))
-        found = [*self._of_memory(failure), *self._kernel.notes(own)]
-        slow = [self.gpus.notes()] if self.gpus and failure.cause is not Cause.NODE_LOST else []
-        # With GPUs on all nodes, as another may notice a fault first.
-        if slow or failure.node == self._node:
-            slow.append(self._checks.changes())
-        return [*found, *chain(*await asyncio.gather(*slow))]
+        gpus: Collection[str] = self.gpus.before if self.gpus else ()
+        found = [*self._of_memory(failure), *self._kernel.notes(pids, gpus)]
+        if self.gpus and failure.cause is not Cause.NODE_LOST:
+            found += await self.gpus.notes()
+        return found
 
     def _of_memory(self, failure: Failure) -> list[Note]:
         """Note OOM kills, or that there was none if SIGKILL ended a rank."""

@@ -1,4 +1,4 @@
-"""Check this node before its ranks start, and again after a failure; report what it is."""
+"""Check this node before its ranks start, and report what it is."""
 
 from __future__ import annotations
 
@@ -10,15 +10,12 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Final
 
 from clusterrun.config.choices import Device, Preflight
-from clusterrun.diagnosis.kinds import ChangedCheck, Note, NoteSource
 from clusterrun.errors import shortened
-from clusterrun.health.examine import Look, examine
+from clusterrun.health.examine import examine
 from clusterrun.health.gpus import LONG_S, GpuAnswer, device_names
-from clusterrun.health.machine import facts as node_facts
 from clusterrun.health.machine import versions
 from clusterrun.health.node import Needs, quick_looks
 from clusterrun.launch.plan import Plan, Precision
@@ -27,17 +24,13 @@ from clusterrun.node.base.identity import Attempt, Identity
 from clusterrun.node.link.connection import Report
 from clusterrun.shared import shell
 from clusterrun.shared.files import needed_descriptors, raise_descriptor_limit
-from clusterrun.shared.finding import BAD, Finding, Severity, note, ok
+from clusterrun.shared.finding import BAD, Finding, note
 from clusterrun.shared.installed import own_version
 from clusterrun.shared.wording import count, missing_text
 
 DEADLINE_S: Final = 1.5  # a start must not take 2 s longer; a late check is skipped
 MOST: Final = 8  # checks in a report
-MOST_FACTS: Final = 40
-_OF_RANKS: Final = ("node.memory", "gpu.foreign")  # what the ranks use themselves, while they run
 LETTERS: Final = 600  # of a text
-# From good to bad: what could look before the launch and cannot now is a sign, too.
-_WORSE: Final = (Severity.OK, Severity.NOTE, Severity.SKIP, Severity.FAIL)
 TORCH_ANSWER_S = 300  # a cold import from a busy shared file system
 _ASK_TORCH = """
 import sys; sys.path[:] = filter(None, sys.path)
@@ -48,62 +41,32 @@ Capabilities = tuple[tuple[int, int], ...]
 
 
 class NodeChecks:
-    """The quick checks of this node, and what they found before the launch; none if off.
-
-    `facts` are what the conductor compares nodes by: none if they could not be read in time.
-    """
+    """The quick checks of this node before the launch; none if off."""
 
     def __init__(self, plan: Plan, *, is_head: bool = False) -> None:
         self._is_on = plan.preflight is not Preflight.OFF
         self._needs = Needs.of(plan, is_head=is_head)
-        self._before: dict[str, Severity] = {}
-        self._asked: list[GpuAnswer] = []
-        self.facts: dict[str, str] = {}
+        self._asked: GpuAnswer | None = None
 
     @property
     def pids(self) -> list[int]:
         """Child processes that may be stuck in the kernel."""
-        return [asked.pid for asked in self._asked if asked.pid]
+        return [self._asked.pid] if self._asked and self._asked.pid else []
 
     async def report(self) -> tuple[Finding, ...]:
-        """Run the checks before the launch; return notes and failures, for the conductor."""
-        found = await self._look({"facts": self._gather})
-        self._before = {each.id: each.severity for each in found}
-        bad = sorted((c for c in found if c.severity in BAD), key=lambda c: BAD.index(c.severity))
-        return tuple(map(_short, bad[:MOST]))
-
-    async def changes(self) -> list[Note]:
-        """Run the checks again; return those with a worse result than at the start."""
-        notes = []
-        for now in map(_short, await self._look() if self._before else ()):
-            before = self._before.get(now.id)
-            is_known = before in (Severity.OK, Severity.NOTE) and now.id not in _OF_RANKS
-            if before and is_known and _WORSE.index(now.severity) > _WORSE.index(before):
-                found = ChangedCheck(now.id, before.value, now.severity.value, now.text)
-                text = f"{now.id}: {found.before} at the start; now {found.now}: {now.text}"
-                notes.append(Note(source=NoteSource.PREFLIGHT, text=text, change=found))
-        return notes
-
-    def _gather(self) -> Finding:
-        """Read the facts in a thread of their own: a fault of the system must not end the job."""
-        with contextlib.suppress(Exception):
-            kept = list(node_facts().items())[:MOST_FACTS]
-            self.facts = {shortened(name, 50): shortened(value, 100) for name, value in kept}
-        return ok("facts", "")
-
-    async def _look(self, more: Mapping[str, Look] = MappingProxyType({})) -> list[Finding]:
+        """Run the checks; return notes and failures, for the conductor."""
         if not self._is_on:
-            return []
-        asked = self._needs.gpu_answer()
-        self._asked += [asked] if asked else []
+            return ()
+        self._asked = self._needs.gpu_answer()
         try:
-            looks = {**quick_looks(self._needs, asked), **more}
-            return await asyncio.to_thread(examine, looks, DEADLINE_S)
+            looks = quick_looks(self._needs, self._asked)
+            found = await asyncio.to_thread(examine, looks, DEADLINE_S)
         except Exception as error:  # noqa: BLE001 - a fault of a check must not end the job
             text = f"cannot check this node: {error!r}"
-            return [
-                note("preflight", text, "start without these checks: --set launch.preflight=off")
-            ]
+            hint = "start without these checks: --set launch.preflight=off"
+            found = [note("preflight", text, hint)]
+        bad = sorted((c for c in found if c.severity in BAD), key=lambda c: BAD.index(c.severity))
+        return tuple(map(_short, bad[:MOST]))
 
 
 def _short(check: Finding) -> Finding:

@@ -11,9 +11,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
-from clusterrun.health.machine import MemoryGroup, counts, own_group, own_memory
+from clusterrun.health.machine import MemoryGroup, cpu_seconds, own_group, own_memory
 from clusterrun.health.nvml import NvmlGpu
 from clusterrun.node.base.identity import Attempt
 from clusterrun.node.base.processes import allocated_cpus, descendants
@@ -22,7 +22,6 @@ from clusterrun.node.watch.notes import Gpus
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.usage import (
     HALF_BYTES,
-    ActivityKind,
     Alert,
     AlertKind,
     GpuSample,
@@ -85,10 +84,10 @@ def _values(sample: Sample) -> Iterator[tuple[Key, float]]:
 
 def full_in_s(points: Sequence[tuple[float, int]], limit: int) -> float | None:
     """Return when memory is full if it grows as in the points of time and bytes, None if never."""
-    from statistics import linear_regression
-
     if points[-1][0] - points[0][0] < _LEAST_S:
         return None
+    from statistics import linear_regression  # slow to import
+
     slope, left = linear_regression(*zip(*points, strict=True)).slope, limit - points[-1][1]
     return round(left / slope, 1) if 0 < left < slope * _MOST_S else None
 
@@ -113,7 +112,7 @@ class Sampler:
     _group: MemoryGroup = field(default_factory=own_group)
     _ending: threading.Event = field(default_factory=threading.Event)
     _gpus: dict[int, GpuSample] = field(default_factory=dict)
-    _counts: Mapping[str, float] = field(default_factory=dict)
+    _cpu_s: float = 0.0
     _points: deque[tuple[float, int]] = field(default_factory=deque)  # of time and memory
     _begun: float = 0.0
     _peak: int = 0
@@ -141,11 +140,8 @@ class Sampler:
                 pause_s = min(_FIRST_S * 2 ** min(self._number, 10), self._interval_s)
                 self._ending.wait(pause_s * (1 + _JITTER * random.uniform(-1, 1)))
         except Exception as error:  # noqa: BLE001 - the run continues without samples
-            self._tell(f"what this node uses is no longer sampled: {error!r}")
-
-    def _tell(self, text: str) -> None:
-        if not self._ending.is_set():  # at the end, the process that asks NVML is killed
-            self.journal.say(text)
+            if not self._ending.is_set():  # at the end, the process that asks NVML is killed
+                self.journal.say(f"what this node uses is no longer sampled: {error!r}")
 
     def look(self) -> Sample:
         """Take a sample, write it, and report the alerts that it raises."""
@@ -155,34 +151,32 @@ class Sampler:
         self._number += 1
         self._lost += not append(self.attempt.paths, self.attempt.who.node, to_line(sample))
         new = [alert for alert in sample.alerts if alert not in old]
-        for alert in new:
-            self.journal.event("alert", kind=alert.kind.value, gpu=alert.gpu)
         for text in alert_texts(new, sample):
             self.journal.say(text)
         return sample
 
     def _sample(self) -> Sample:
-        memory, before, at = self._group.memory(), self._counts, time.monotonic()
+        (used, limit), before, at = self._group.memory(), self._cpu_s, time.monotonic()
         elapsed_s = at - self._points[-1][0] if self._points else 0.0
-        self._points.append((at, memory.used))
+        self._points.append((at, used))
         while at - self._points[0][0] > GROWTH_S:
             self._points.popleft()
         self._begun = self._begun or at
-        self._counts, self._peak = counts(), max(self._peak, memory.used)
+        self._cpu_s, self._peak = cpu_seconds(), max(self._peak, used)
+        grown = max(0.0, self._cpu_s - before)
         return Sample(
             at=round(self.journal.now_s(), 3),
             attempt=self.attempt.number,
             interval_s=self._interval_s,
-            host_bytes=memory.used,
-            host_limit_bytes=memory.limit,
+            host_bytes=used,
+            host_limit_bytes=limit,
             host_peak_bytes=self._peak,
-            cache_bytes=memory.cache,
-            host_full_s=full_in_s(self._points, memory.limit),
+            host_full_s=full_in_s(self._points, limit),
+            cpu=round(grown / elapsed_s, 2) if elapsed_s else None,
             cpus=allocated_cpus(os.environ),
             ranks=tuple(sorted(self._ranks())),
             gpus=tuple(self._of_gpus(elapsed_s, at - self._begun)),
             lost=self._lost,
-            **_rates(before, self._counts, elapsed_s),
         )
 
     def _ranks(self) -> Iterator[tuple[int, int]]:
@@ -200,23 +194,12 @@ class Sampler:
                 before = self._gpus.get(index, GpuSample(index=index))
                 self._gpus[index] = _following(before, gpu, elapsed_s, total_s)
                 yield self._gpus[index]
-        if self.gpus.has_ended:
-            self._tell("NVML no longer answers; the samples of this node have no GPUs from now on")
-
-
-def _rates(old: Mapping[str, float], new: Mapping[str, float], elapsed_s: float) -> dict[str, Any]:
-    """Return how much each counter has grown in a second."""
-    grown = {name: max(0.0, new[name] - old[name]) for name in new if name in old and elapsed_s}
-    return {
-        name: round(each / elapsed_s, 2 if name == "cpu" else None) for name, each in grown.items()
-    }
 
 
 def _following(before: GpuSample, gpu: NvmlGpu, elapsed_s: float, total_s: float) -> GpuSample:
     """Return the sample of a GPU that follows another; `total_s` is the time of all."""
-    idle_s, mean, kind = before.idle_s, before.activity_mean, None
+    idle_s, mean = before.idle_s, before.activity_mean
     if gpu.activity is not None:
-        kind = ActivityKind.SM if gpu.is_of_sms else ActivityKind.UTILIZATION
         idle_s = round(idle_s + elapsed_s, 1) if gpu.activity < IDLE_PERCENT else 0.0
         mean = gpu.activity if mean is None else mean
         mean += (gpu.activity - mean) * elapsed_s / max(total_s, elapsed_s, 1e-9)
@@ -227,12 +210,9 @@ def _following(before: GpuSample, gpu: NvmlGpu, elapsed_s: float, total_s: float
         memory_total_bytes=gpu.total,
         memory_peak_bytes=max(peaks, default=None),
         activity=gpu.activity,
-        activity_kind=kind,
         activity_mean=mean and round(mean, 2),
         power_w=gpu.watts,
         temperature_c=gpu.celsius,
-        ecc_errors=gpu.errors,
-        throttle=gpu.reasons,
         idle_s=idle_s,
     )
 
@@ -246,8 +226,5 @@ def append(paths: RunPaths, node: str, line: bytes) -> bool:
         if size_of(path) + len(line) > HALF_BYTES:
             path.rename(paths.earlier_usage(node))
         with open(os.open(path, flags, 0o600), "ab", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
-            if file.write(line) == len(line):
-                return True
-            file.truncate(size)
+            return file.write(line) == len(line)
     return False
