@@ -225,7 +225,7 @@ def init_command(directory: str, script: str | None, force: bool) -> None:
 
 
 def find_scripts(directory: Path) -> list[str]:
-    """Return the files named like a training script, the shortest name first; else the only one."""
+    """Return the files named like a training script, the shortest first, or else the only file."""
     try:
         listed = sorted(each.name for each in itertools.islice(directory.iterdir(), LISTED))
     except OSError:

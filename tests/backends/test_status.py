@@ -261,6 +261,7 @@ def test_a_code_above_128_is_a_signal_and_without_an_end_slurms_counts(runs: Run
 
 def test_reasons_are_put_in_plain_words() -> None:
     never = "it will not start"
+    unavailable = "nodes down, drained or reserved: n[1-2]"
     reserved = "nodes are reserved, perhaps for maintenance; a shorter --time may let it start"
     account = "Job's account not permitted to use this partition (gpu allows ml,nlp not bio)"
     table = [
@@ -269,11 +270,8 @@ def test_reasons_are_put_in_plain_words() -> None:
         ("QOSMaxGRESPerUser", REASONS["QOSMax"][0], True),
         ("AssocGrpGRES", "the account's limit is reached", True),
         ("AssocGrpGRESMinutes", "the account's budget is used up", None),
-        (
-            "ReqNodeNotAvail, UnavailableNodes:n[1-2]",
-            "nodes down, drained or reserved: n[1-2]",
-            None,
-        ),
+        ("ReqNodeNotAvail, UnavailableNodes:n[1-2]", unavailable, None),
+        ("PartitionDown", "the partition is down or inactive: it starts no jobs", None),
         ("ReqNodeNotAvail, UnavailableNodes:", reserved, True),
         ("ReqNodeNotAvail, Reserved for maintenance", reserved, True),
         ("AReasonOf2031", "AReasonOf2031", None),

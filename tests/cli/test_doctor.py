@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -286,7 +286,7 @@ def test_what_does_not_answer_is_left_behind(
     well: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "DEADLINE_S", 1.0)
-    monkeypatch.setattr(toolchain, "cuda_of_torch", lambda *_: time.sleep(30))
+    monkeypatch.setattr(toolchain, "cuda_of_torch", lambda *_: Event().wait())
     found = look(well, "--cluster", "local", "--only", "python", "--only", "node")
     assert found["python.torch"]["status"] == "skip"
     assert "no answer" in found["python.torch"]["text"]

@@ -22,8 +22,7 @@ _MEANINGS: dict[bool | None, dict[str, str]] = {
         "ReqNodeNotAvail": "nodes are reserved, perhaps for maintenance; "
         "a shorter --time may let it start",
         "Reservation": "waiting for its reservation",
-        "QOSMax|QOSJobLimit": "your limit in this QOS is reached; "
-        "it starts when your other jobs end",
+        "QOSMax|QOSJobLimit": "your limit in this QOS is reached; it waits for your other jobs",
         "QOSGrp": "all users together have reached the limit of the QOS",
         "AssocGrp|AssocMax|AssociationJobLimit": "the account's limit is reached",
     },
@@ -44,7 +43,8 @@ _MEANINGS: dict[bool | None, dict[str, str]] = {
     },
     None: {
         "Constraints": "waiting for nodes with the requested features",
-        "Nodes required for job are DOWN": "nodes that it needs are down, drained "
+        "PartitionDown|PartitionInactive": "the partition is down or inactive: it starts no jobs",
+        "NodeDown|Nodes required for job are DOWN": "nodes that it needs are down, drained "
         "or kept for jobs of another partition",
         "QOSTimeLimit": "the time budget of the QOS is used up",
         "AssocGrpBillingMin|AssocGrpCPUMin|AssocGrpGRESMin": "the account's budget is used up",
