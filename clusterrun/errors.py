@@ -120,12 +120,6 @@ class SchedulerUnreachableError(ClusterrunError):
     exit_code = Exit.UNREACHABLE
 
 
-class WorldContractError(ClusterrunError):
-    """The ranks did not form the world that the job requested."""
-
-    code = "world_broken"
-
-
 def describe(error: Exception) -> str:
     """Return an error and its cause on one line."""
     cause = getattr(error, "cause", "") or ""

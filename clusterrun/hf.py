@@ -20,11 +20,11 @@ from transformers import TrainerCallback
 from clusterrun import runtime
 from clusterrun.errors import ClusterrunError
 from clusterrun.rank.collectives import (
+    APART,
     Sharing,
     agreed_problem,
     broadcast,
     gathered,
-    is_apart,
     joined_world,
 )
 from clusterrun.rank.emit import say
@@ -41,10 +41,10 @@ from clusterrun.shared.checkpoint_files import MARKER, IncompleteError
 
 
 class CheckpointCallback(TrainerCallback):  # type: ignore[misc]  # transformers has no types here
-    """Save when the job asks, mark checkpoints as complete, and stop when the job must end.
+    """Save when clusterrun asks, mark checkpoints as complete, and stop when the job must end.
 
-    A resume with another effective batch is refused: the training would not be the same.
-    `override=["effective_batch"]` accepts it, and later checkpoints record it.
+    The callback refuses to resume with a different effective batch: the training would differ.
+    `override=["effective_batch"]` accepts the change, and later checkpoints record it.
     """
 
     def __init__(self, *, override: Collection[str] = ()) -> None:
@@ -52,7 +52,7 @@ class CheckpointCallback(TrainerCallback):  # type: ignore[misc]  # transformers
         self._overrides: Sequence[Mapping[str, Any]] = ()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Refuse settings that prevent a resume, and a resume with another effective batch."""
+        """Refuse settings that prevent a resume, and a resume with a different effective batch."""
         del control
         if args.save_only_model:
             raise ClusterrunError(
@@ -67,7 +67,7 @@ class CheckpointCallback(TrainerCallback):  # type: ignore[misc]  # transformers
                 f"save_total_limit={limit}: the Trainer may remove the last complete checkpoint "
                 "before it has saved another; set it to 3 or more"
             )
-        if is_apart() and not args.save_on_each_node:
+        if os.environ.get(APART) and not args.save_on_each_node:
             args.save_on_each_node = True  # else other nodes than the first never remove old ones
             if here == 0:
                 say("save_on_each_node=True: the nodes share no directory")
@@ -103,7 +103,7 @@ class CheckpointCallback(TrainerCallback):  # type: ignore[misc]  # transformers
         )
         if not is_superseded():
             problem = problem or agreed_problem(publish if sharing.is_first else None)
-            if problem and sharing.is_apart and sharing.is_first:
+            if problem and sharing.nodes and sharing.is_first:
                 (path / MARKER).unlink(missing_ok=True)  # on all nodes or none
             if not problem:
                 runtime.checkpoint(path, state.global_step)

@@ -1,6 +1,6 @@
 """The interface for training scripts: where they run, how to report progress, when to save.
 
-Outside a run the functions do nothing. They never raise into the training.
+Outside a run, the functions do nothing. An error in them never stops the training.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def checkpoint_dir() -> Path | None:
 
 
 def step(step: int, total: int | None = None, **metrics: Any) -> None:
-    """Report a completed step; rank 0 writes at most one event a second, and always the last."""
+    """Report a completed step; rank 0 writes at most one event per second, and always the last."""
     if _reports():
         _steps.report(step, total, metrics, is_own=True)
 
@@ -125,11 +125,11 @@ def checkpoint(path: str | os.PathLike[str], step: int) -> None:
 
 
 def should_checkpoint() -> bool:
-    """Return whether to save now; call it once a step, on every rank at the same place.
+    """Return whether to save now; call it once per step, at the same place on every rank.
 
     Return True at the same call on all ranks if the time limit or a preemption is near, or if a
-    person ended the job; from then on `should_stop` is also true. Read shared memory only: this
-    needs no collective.
+    user asks the job to end. After that, `should_stop` also returns True. This reads only shared
+    memory and is not a collective.
     """
     return _save_point().should_checkpoint()
 
@@ -137,7 +137,7 @@ def should_checkpoint() -> bool:
 def should_stop() -> bool:
     """Return whether to leave the training loop after this save and exit with status 0.
 
-    It changes with `should_checkpoint`, and so at the same call on all ranks.
+    It becomes true with `should_checkpoint`, and therefore at the same call on all ranks.
     """
     return _save_point().should_stop()
 

@@ -185,18 +185,27 @@ def a_project(tmp_path: Path) -> Project:
     return project(tmp_path / "project", tmp_path / "state")
 
 
-def wait_for_none(here: Project, job_id: str, timeout_s: float = 10) -> None:
-    """Wait until nothing runs for a job, by the run directory in an environment or command line."""
-    mark = str(here.run_dir(job_id))
+def processes_of(run_dir: Path) -> list[psutil.Process]:
+    """Find what runs for a job, by the run directory in an environment or among arguments."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            about = [process.environ().get("CLUSTERRUN_RUN_DIR", ""), *process.cmdline()]
+            is_over = process.status() == psutil.STATUS_ZOMBIE or process.pid == os.getpid()
+            found += [process] * (str(run_dir) in about and not is_over)
+    return found
 
-    def left() -> list[psutil.Process]:
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                env = process.environ().get("CLUSTERRUN_RUN_DIR", "")
-                is_of_it = env == mark or mark in process.cmdline()
-                is_over = process.status() == psutil.STATUS_ZOMBIE or process.pid == os.getpid()
-                found += [process] * (is_of_it and not is_over)
-        return found
 
-    wait_for(lambda: not left(), f"the end of all processes of {job_id}", timeout_s)
+def wait_for_none(here: Project, job_id: str) -> None:
+    """Wait until nothing runs for a job."""
+    run_dir = here.run_dir(job_id)
+    wait_for(lambda: not processes_of(run_dir), f"the end of all processes of {job_id}", 10)
+
+
+def descendants(pid: int) -> list[int]:
+    """Name a process and all below it, the lowest first."""
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return []
+    return [*(found for child in children for found in descendants(int(child))), pid]

@@ -16,9 +16,10 @@ import unicodedata
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 from clusterrun.cli.main import main
-from tests.patience import wait_for
+from tests.patience import patience, wait_for
 
 _SGR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -44,6 +45,16 @@ def _read(master: int) -> Iterator[bytes]:
         while chunk := os.read(master, 65536):
             yield chunk
     os.close(master)
+
+
+def in_terminal(argv: list[str], **settings: Any) -> tuple[int, str]:
+    """Run a program in a terminal; return its exit status and what was shown."""
+    master, slave = pty.openpty()
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), slave)
+    process = subprocess.Popen(argv, **streams, **settings)
+    os.close(slave)
+    shown = b"".join(_read(master))
+    return process.wait(60 * patience()), shown.decode()
 
 
 def columns_of(line: str) -> int:

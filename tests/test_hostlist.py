@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from clusterrun.shared.hostlist import (
     parse_hostlist,
     parse_ranks,
 )
+from tests.patience import finished
 
 HOSTS = {  # of each list
     "della-i14g2": "della-i14g2",
@@ -142,11 +142,6 @@ def slurm_conf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def _scontrol_hostnames(conf: Path, text: str) -> list[str]:
-    argv, env = ["scontrol", "show", "hostnames", text], {**os.environ, "SLURM_CONF": str(conf)}
-    return subprocess.run(argv, env=env, capture_output=True, text=True, check=True).stdout.split()
-
-
 # Slurm 22.05 takes no text after a bracket and orders three brackets in a way of its own.
 _bracket = st.lists(
     st.tuples(st.integers(0, 120), st.integers(0, 12), st.integers(0, 4)).map(
@@ -165,7 +160,9 @@ _item = st.one_of(
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(_item, min_size=1, max_size=3).map(",".join))
 def test_hosts_are_those_that_slurm_names(slurm_conf: Path, text: str) -> None:
-    assert parse_hostlist(text) == _scontrol_hostnames(slurm_conf, text)
+    env = {**os.environ, "SLURM_CONF": str(slurm_conf)}
+    told = finished(["scontrol", "show", "hostnames", text], check=True, env=env).stdout
+    assert parse_hostlist(text) == told.split()
 
 
 def test_sets_of_ranks_are_read_or_refused() -> None:

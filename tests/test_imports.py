@@ -52,6 +52,7 @@ def test_the_measurement_sees_a_heavy_import() -> None:
 
 
 def test_the_package_loads_nothing_heavy_not_even_click() -> None:
+    assert not _ours(program="import clusterrun")
     for name in ("__version__, runtime", "JobSpec, submit, status", "read_logs"):
         program = f"import clusterrun; dir(clusterrun); from clusterrun import {name}"
         assert not _loaded(program=program) & (HEAVY | {"click", "yaml"})
@@ -158,5 +159,5 @@ PLAN = "plan --model llama-3.1-8b --gpus-per-node 8 --gpu h100-80g --strategy ze
 @pytest.mark.parametrize("option", [(), ("--recommend", "--effective-batch", "64"), ("--json",)])
 def test_an_answer_of_plan_loads_nothing_that_it_does_without(option: tuple[str, ...]) -> None:
     # A process of `plan` is start-up: these made a quarter of it.
-    unneeded = {"asyncio", "email", "logging", "psutil", "statistics"}
+    unneeded = {"asyncio", "email", "logging", "numpy", "psutil", "statistics"}
     assert not _loaded(*PLAN.split(), "--host-mem", "1000GiB", *option) & (HEAVY | unneeded)

@@ -26,17 +26,13 @@ def setup_cfg() -> configparser.ConfigParser:
     return parser
 
 
-def _words(text: str) -> list[str]:
-    return text.split()
-
-
 def test_packages_that_are_listed_are_those_on_the_disk(
     setup_cfg: configparser.ConfigParser,
 ) -> None:
     code = {path.parent for path in (ROOT / "clusterrun").rglob("*.py")}
     on_disk = {".".join(path.relative_to(ROOT).parts) for path in code}
     on_disk |= {f"clusterrun.{name}" for name in DATA}
-    assert sorted(_words(setup_cfg["options"]["packages"])) == sorted(on_disk)
+    assert sorted(setup_cfg["options"]["packages"].split()) == sorted(on_disk)
 
 
 def test_data_beside_the_code_is_shipped(setup_cfg: configparser.ConfigParser) -> None:
@@ -45,7 +41,7 @@ def test_data_beside_the_code_is_shipped(setup_cfg: configparser.ConfigParser) -
         if path.is_file() and path.suffix not in (".py", ".pyc"):
             parts = path.relative_to(ROOT).parts[:-1]
             packages = (".".join(parts[:depth]) for depth in range(1, len(parts) + 1))
-            patterns = [word for name in packages for word in _words(shipped.get(name, ""))]
+            patterns = [word for name in packages for word in shipped.get(name, "").split()]
             assert any(map(path.match, patterns)), path
 
 
@@ -134,10 +130,8 @@ def interpreter(version: str) -> str:
     return path
 
 
-def requirements(extra: str = "") -> list[str]:
+def requirements(config: configparser.ConfigParser, extra: str = "") -> list[str]:
     """Read what setup.cfg asks for."""
-    config = configparser.ConfigParser()
-    config.read(ROOT / "setup.cfg")
     named = (
         config["options.extras_require"][extra] if extra else config["options"]["install_requires"]
     )
@@ -155,12 +149,12 @@ def oldest(requirement: str) -> str:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("version", "is_oldest"), [("3.10", True), ("3.12", False)])
 def test_a_python_and_its_packages_run_the_tool(
-    tmp_path: Path, version: str, is_oldest: bool
+    setup_cfg: configparser.ConfigParser, tmp_path: Path, version: str, is_oldest: bool
 ) -> None:
     subprocess.run([interpreter(version), "-m", "venv", tmp_path / "venv"], check=True)
     python = tmp_path / "venv" / "bin" / "python"
-    light = [oldest(r) if is_oldest else r for r in requirements()]
-    tools = [r for r in requirements("dev") if r.startswith(("pytest", "hypothesis"))]
+    light = [oldest(r) if is_oldest else r for r in requirements(setup_cfg)]
+    tools = [r for r in requirements(setup_cfg, "dev") if r.startswith(("pytest", "hypothesis"))]
     pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "-q"]
     subprocess.run([*pip, *light, *tools], check=True, timeout=300 * patience())
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}

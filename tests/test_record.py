@@ -43,7 +43,7 @@ def make(
     made = dataclasses.replace(made, job_id=job_id)
     record.write(made)
     if job_id:
-        record.link_job(runs, job_id, paths)
+        record.link_job(paths, job_id)
     return made
 
 
@@ -268,7 +268,7 @@ def test_what_is_no_id_names_no_link_and_no_job(runs: RunsDir, text: Any) -> Non
     made = make(runs, job_id="7")
     (runs.by_job / ("9" * 200)).symlink_to("../demo/r1")
     with pytest.raises(ValueError, match="job id"):
-        record.link_job(runs, text, made.paths)
+        record.link_job(made.paths, text)
     data = json.loads(made.paths.record.read_text())
     assert record.list_records(runs) == [made]
     made.paths.record.write_text(json.dumps({**data, "earlier_job_ids": ["6_2", text]}))
@@ -297,13 +297,6 @@ def test_a_directory_of_the_name_of_a_run_does_not_hide_it(
 
 
 # Runs that came otherwise
-
-
-def test_a_run_submitted_by_hand_is_registered_and_found(runs: RunsDir) -> None:
-    paths = create.create_run(runs, "demo", "53-0", make_bundle(make_plan(runs.root.parent)))
-    made = record.register_run(paths.root, {"SLURM_JOB_ID": "53"}, now=5.0)
-    assert (made.job_id, made.submitted_at) == ("53", 5.0)
-    assert record.resolve_job("53", [runs]) == made
 
 
 def test_a_job_that_goes_on_with_a_run_becomes_its_newest(runs: RunsDir) -> None:

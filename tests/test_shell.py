@@ -13,7 +13,7 @@ import pytest
 
 from clusterrun.errors import SchedulerUnreachableError
 from clusterrun.shared import shell
-from tests.patience import patience
+from tests.patience import patience, wait_for
 
 Stub = Callable[[str, str], Path]
 
@@ -107,10 +107,7 @@ def test_a_hanging_command_and_its_children_are_killed(stub: Stub, tmp_path: Pat
     assert silent.value.cause == "the command was still running and was killed"
     children = [int(line) for line in (tmp_path / "children").read_text().split()]
     assert len(children) == 3
-    deadline = time.monotonic() + 10 * patience()  # killed at once, gone when the kernel gets to it
-    while not all(is_gone(pid) for pid in children):
-        assert time.monotonic() < deadline, children
-        time.sleep(0.05)
+    wait_for(lambda: all(map(is_gone, children)), "their end, when the kernel gets to it", 10)
 
 
 def test_a_command_that_does_not_die_is_not_waited_for(

@@ -19,7 +19,7 @@ from clusterrun.config.choices import Cluster
 from clusterrun.logformat.symptoms import Classifier
 from clusterrun.rundir import record as records
 from clusterrun.rundir.attempt import amend_attempt
-from clusterrun.rundir.paths import RunPaths, RunsDir
+from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.state import JobId
 
@@ -136,7 +136,7 @@ def _write_run(paths: RunPaths, *, nodes: int, end: int) -> None:
         user="me",
     )
     records.write(record)
-    records.link_job(RunsDir(root=paths.root.parent.parent), record.job_id, paths)
+    records.link_job(paths, record.job_id)
 
 
 # The text

@@ -293,7 +293,6 @@ def _who(rank: int, nodes: int) -> Identity:
         node_rank=rank,
         nodes=tuple(f"node{other}" for other in range(nodes)),
         conductor="node0",
-        is_local=True,
     )
 
 

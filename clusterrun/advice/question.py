@@ -12,19 +12,17 @@ import shutil
 import sys
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from clusterrun.backends import interpreters
 from clusterrun.backends.machine_facts import choose_cluster, interpreter_of, usable_cpus
-from clusterrun.config.choices import Cluster, Device, LrRule, MixedPrecision, Optimizer, Strategy
+from clusterrun.config.choices import Cluster, Device, MixedPrecision, Strategy
 from clusterrun.config.settings import Resolved
 from clusterrun.config.spec import JobSpec
 from clusterrun.errors import ClusterrunError, UsageError
-from clusterrun.estimates import gpus, models, speed
-from clusterrun.estimates.estimate import KEEP, Question, estimate, mistake, wrong_sizes
+from clusterrun.estimates import gpus, models
+from clusterrun.estimates.estimate import Question, estimate, mistake, wrong_sizes
 from clusterrun.estimates.gpus import Gpu
 from clusterrun.estimates.inputs import GIB, Fit, Model, Setup
 from clusterrun.estimates.recommend import Choice, recommend
@@ -58,7 +56,8 @@ def question_of(resolved: Resolved, *, is_open: bool = False, may_count: bool = 
     _refuse(spec, is_open=is_open)
     gpu, is_cpu = _gpu(spec), _is_cpu(spec)
     setup = _setup(spec, _model(resolved, may_count=may_count), gpu, is_open=is_open)
-    same = ("max_steps", "lr", "base_batch", "step_time_s", "save_every", "network")
+    same = "max_steps lr base_batch lr_rule mfu step_time_s save_every keep keep_best network"
+    given = {name: value for name in same.split() if (value := getattr(spec, name))}
     # The job may write to a disk that this machine sees: its own, or a cluster's.
     places = (choose_cluster(Cluster.AUTO), choose_cluster(spec.cluster))
     is_seen = _runs_here(spec) or all(place.scheduler.shares_files for place in places)
@@ -69,7 +68,7 @@ def question_of(resolved: Resolved, *, is_open: bool = False, may_count: bool = 
         cpus = usable_cpus() // (spec.nodes or 1)
     measured = (x for x in stored_scaling(resolved) if x.is_of(setup, is_cpu=is_cpu))
     question = Question(
-        **{name: getattr(spec, name) for name in same},
+        **given,
         setup=setup,
         is_cpu=is_cpu,
         gpu=None if is_cpu else gpu,
@@ -80,11 +79,7 @@ def question_of(resolved: Resolved, *, is_open: bool = False, may_count: bool = 
         epochs=spec.epochs or (None if spec.max_steps else 1),
         wanted_batch=spec.effective_batch,
         wanted_ckpt=spec.grad_ckpt,
-        lr_rule=spec.lr_rule or LrRule.LINEAR,
-        mfu=spec.mfu or speed.MFU,
         prices=_prices(spec, gpu),
-        keep=spec.keep or KEEP,
-        keep_best=spec.keep_best or 0,
         limit_s=spec.time_minutes * 60 if spec.time_minutes else None,
         disk_bytes=_free_bytes(resolved.cwd / spec.run_dir) if saves_here else None,
         within_node=within * 1e9 if within else None,
@@ -191,19 +186,16 @@ def _setup(spec: JobSpec, model: Model, gpu: Gpu | None, *, is_open: bool) -> Se
     procs, nodes = spec.nproc_per_node or spec.gpus_per_node or 1, spec.nodes or 1
     micro_batch, parallel = spec.micro_batch or 1, Parallel.of(spec)
     each_pass = micro_batch * parallel.data(nodes * procs)
+    same = ("nodes", "strategy", "micro_batch", "grad_ckpt", "optimizer", "lora")
+    given = {name: value for name in same if (value := getattr(spec, name))}
     return Setup(
+        **given,
         model=model,
-        nodes=nodes,
         procs_per_node=procs,
-        strategy=spec.strategy,
         parallel=parallel,
         precision=_precision(spec, gpu, is_cpu=_is_cpu(spec)),
-        micro_batch=micro_batch,
         accumulation=spec.accumulation or 1 if is_open else _accumulation(spec, each_pass),
         seq_len=spec.seq_len or (0 if model.is_text else model.positions),
-        grad_ckpt=bool(spec.grad_ckpt),
-        optimizer=spec.optimizer or Optimizer.ADAMW,
-        lora=spec.lora or 0,
         load_in_4bit=_in_4bit(spec, model),
     )
 
@@ -299,9 +291,7 @@ def _local_config(resolved: Resolved, name: str) -> Mapping[str, Any] | None:
     cache = Path(os.environ.get("HF_HUB_CACHE") or hub) / f"models--{name.replace('/', '--')}"
     try:
         given = [place / Path(name).expanduser() for place in (resolved.cwd, resolved.project_dir)]
-        cached = sorted(
-            cache.glob("snapshots/*/config.json"), key=lambda path: -path.stat().st_mtime
-        )
+        cached = sorted(cache.glob("snapshots/*/config.json"), key=os.path.getmtime, reverse=True)
         paths = (*(path for place in given for path in (place, place / "config.json")), *cached)
         found = next((path for path in paths if path.is_file()), None)
     except (OSError, ValueError, RuntimeError) as error:  # no such user, too long, too deep
@@ -482,8 +472,7 @@ def _free_bytes(path: Path) -> int | None:
 SHORTEST_S = 0.5  # between two reports that are used; the last step is reported immediately
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measured:
+class Measured(NamedTuple):
     """The median time of a step, steps and peaks; None if the run has not reported it.
 
     `timed` is the number of steps behind the median. `gpu_bytes` is the largest allocator peak of a
@@ -507,7 +496,7 @@ def measure(paths: RunPaths, *, warm_up: float = 0.0) -> Measured:
     before: dict[int, tuple[float, int]] = {}
     files = sorted(paths.events_dir.glob("*.jsonl"))
     wanted = (EventType.STEP, EventType.PEAKS)
-    for event in chain.from_iterable(read(file, wanted) for file in files):
+    for event in (event for file in files for event in read(file, wanted)):
         if event.type is EventType.PEAKS:
             hosts[event.node, event.attempt] += event.rss_bytes or 0
             gpu.append(event.cuda_allocated_bytes or 0)
@@ -534,12 +523,10 @@ def measure(paths: RunPaths, *, warm_up: float = 0.0) -> Measured:
 def checkpoint_bytes(paths: RunPaths) -> int | None:
     """Return the size of the newest complete checkpoint; None without one."""
     newest, _ = checkpoint_files.newest(paths.checkpoints_dir, contents=False)
-    if newest is None:
-        return None
-    try:
-        return sum(file.stat().st_size for file in newest.path.rglob("*") if file.is_file())
-    except OSError:  # it was removed in the meantime
-        return None
+    files = newest.path.rglob("*") if newest else ()
+    with contextlib.suppress(OSError):  # it was removed in the meantime
+        return sum(file.stat().st_size for file in files if file.is_file()) or None
+    return None
 
 
 SCHEMA: Final = "clusterrun.scaling/1"

@@ -68,7 +68,6 @@ def gather_facts(
         local_gpus=visible_gpus(find_gpus(), environ) if scheduler.is_this_machine else (),
         local_cpus=usable_cpus(),
         platform=sys.platform,
-        own_python=sys.executable,
         missing=frozenset(p for p in paths_to_look_for(spec) if not os.path.exists(cwd / p)),
         accelerate_config_text=_text_in(spec.accelerate_config, cwd, "accelerate configuration"),
         accelerate_keys=interpreters.accelerate_keys(interpreter)

@@ -48,7 +48,7 @@ def refuse_missing_slurm() -> None:
 
 def backend_of(record: JobRecord) -> Backend:
     """Return the backend of a recorded job."""
-    where = Where(runs_dir=record.runs_dir, slurm_cluster=record.slurm_cluster)
+    where = Where(runs_dir=record.paths.runs_dir, slurm_cluster=record.slurm_cluster)
     return _of(record.cluster, where)
 
 

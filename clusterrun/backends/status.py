@@ -78,24 +78,10 @@ class JobStatus:
         return newest.suspicions if newest and self.state.is_success else ()
 
     @property
-    def is_good(self) -> bool:
-        """Return whether the job completed and nothing is suspect."""
-        return self.state.is_success and not self.suspicions
-
-    @property
-    def is_held(self) -> bool:
-        """Return whether the job was requeued and is held by Slurm."""
-        return self.pending is not None and _is_held(self.pending, self.attempt)
-
-    @property
     def has_checkpoint(self) -> bool:
         """Return whether this or an earlier attempt saved a complete checkpoint."""
         outcomes = (attempt.outcome for attempt in self.attempts)
         return bool(self.checkpoint) or any(o and o.checkpoint is not None for o in outcomes)
-
-
-def _is_held(reason: PendingReason, attempt: int) -> bool:
-    return reason.code == "BeginTime" and attempt > 0
 
 
 _Answer = dict[str, SchedulerJob] | SchedulerUnreachableError
@@ -274,12 +260,13 @@ def _later(one: float | None, other: float | None) -> bool:
 
 def _pending(record: JobRecord, job: SchedulerJob, evidence: Evidence) -> PendingReason:
     reason = explain(job.reason, record.job_id)
-    text = ""
-    if _is_held(reason, evidence.attempt):
+    if reason.code == "BeginTime" and evidence.attempt > 0:
         text = "requeued; Slurm holds it for two minutes"
-    elif reason.code == "Dependency" and record.earlier_job_ids:
+        return dataclasses.replace(reason, text=text, can_start=True, is_held=True)
+    if reason.code == "Dependency" and record.earlier_job_ids:
         text = f"it continues the run once job {record.earlier_job_ids[-1]} has ended"
-    return PendingReason(code=reason.code, text=text, can_start=True) if text else reason
+        return dataclasses.replace(reason, text=text, can_start=True)
+    return reason
 
 
 def _started(attempts: Sequence[AttemptSummary], evidence: Evidence) -> float | None:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -45,13 +45,13 @@ def command(
 ) -> Exit:
     """Cancel jobs.
 
-    JOB is a job id, the name of a run (the newest of that name) or a run directory. If it is part
-    of a chain, cancel the whole chain. Ask before cancelling several jobs, or a job on more than 64
-    nodes; pass -y in scripts.
+    JOB is a job id, the name of a run (the newest of that name) or a run directory. If the job is
+    part of a chain, cancel the whole chain. Ask before cancelling several jobs, or a job on more
+    than 64 nodes; pass -y in scripts.
 
     With --checkpoint, a running job ends when its ranks have saved, or at the timeout. The exit
-    status is 3 if a job ended without a checkpoint. Ranks with a signal handler of their own get
-    its signal. If no rank has one or calls runtime.should_checkpoint(), the job ends after a
+    status is 3 if a job ended without a checkpoint. Ranks with their own signal handler get that
+    signal. If no rank has a handler or calls runtime.should_checkpoint(), the job ends after a
     minute, or after --timeout. Ctrl-C stops waiting; the ranks still save and exit.
 
     \b
@@ -101,8 +101,7 @@ def _let_leave(found: list[JobStatus], timeout_s: int, unheard_s: float) -> dict
                 output.say(f"asked {job} to save a checkpoint, waiting up to {clock(timeout_s)}")
             else:
                 output.note(f"{job} is not running; there is nothing to save")
-        watch = _progress(unheard_s)
-        cancel.wait_until_left(asked, timeout_s=timeout_s, unheard_s=unheard_s, watch=watch)
+        _watch(asked, timeout_s, unheard_s)
     except KeyboardInterrupt:
         names = ", ".join(before.record.job_id for before in asked)
         output.say_interrupted(f"stopped waiting for {names}; the ranks still save and exit")
@@ -111,16 +110,13 @@ def _let_leave(found: list[JobStatus], timeout_s: int, unheard_s: float) -> dict
     return {before.record.job_id: _print_saved(before, asked_at) for before in left}
 
 
-def _progress(unheard_s: float) -> Callable[[Sequence[JobStatus]], None]:
-    """Return what shows that jobs are waited for, and tells once what keeps ranks from saving."""
-    begin = time.monotonic()
-    warned: set[tuple[str, str]] = set()
-
-    def watch(waiting: Sequence[JobStatus]) -> None:
+def _watch(asked: Sequence[JobStatus], timeout_s: float, unheard_s: float) -> None:
+    """Wait for jobs, show it, and tell once what keeps their ranks from saving."""
+    begin, warned = time.monotonic(), set[tuple[str, str]]()
+    for waiting in cancel.leaving(asked, timeout_s=timeout_s, unheard_s=unheard_s):
         spent_s = time.monotonic() - begin
-        if waiting:
-            names = ", ".join(before.record.job_id for before in waiting)
-            output.move(f"waiting for the checkpoint of job {names}", spent_s)
+        names = ", ".join(before.record.job_id for before in waiting)
+        output.move(f"waiting for the checkpoint of job {names}", spent_s)
         for before in waiting if spent_s >= LOOK_S else ():
             job_id, found = before.record.job_id, read_evidence(before.record.paths)
             if not found.unsaved or (job_id, found.unsaved) in warned:
@@ -132,15 +128,13 @@ def _progress(unheard_s: float) -> Callable[[Sequence[JobStatus]], None]:
                 notes[:0] = ["ranks that are still starting save at their first call", ends]
             output.warn(f"job {job_id}: {found.unsaved}", notes=notes)
 
-    return watch
-
 
 def _print_saved(before: JobStatus, asked_at: float) -> str | None:
     """Print which checkpoint was written since then, and return its path; "" if unknown."""
     path, at, is_last = cancel.saved_since(before, asked_at)
     job = f"job {before.record.job_id}"
     if path is None and is_last:
-        output.say(f"{job} has ended by its script's own signal handler")
+        output.say(f"{job} ended in its script's own signal handler")
         return ""
     if path is None or not is_last:
         what = f"written no new checkpoint; the newest is {path}" if path else "no checkpoint"
@@ -198,9 +192,9 @@ def prune_command(
 ) -> None:
     """Remove old runs of this project.
 
-    Remove the run directories, with logs and checkpoints, of the given runs, or of all that have
-    ended. Keep runs that saved checkpoints: they can be resumed, or have the final weights. Files
-    outside the run directory stay. Ask first; pass -y in scripts.
+    Remove the run directories, with logs and checkpoints, of the given runs, or of all runs that
+    have ended. Keep runs with checkpoints, which you may want to resume or whose final weights you
+    may need. Keep files outside the run directory. Ask first; pass -y in scripts.
 
     JOB is a job id, the name of a run (the newest of that name) or a run directory.
 

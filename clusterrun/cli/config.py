@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -15,10 +15,10 @@ import click
 from clusterrun.backends.environment import working_directory
 from clusterrun.backends.machine_facts import choose_cluster, find_gpus, read_script, visible_gpus
 from clusterrun.backends.slurm.site import associations, kinds, node_groups
-from clusterrun.cli.shared import complete, output
+from clusterrun.cli.shared import output
 from clusterrun.cli.shared.options import JobCommand, JobOptions, job_options
 from clusterrun.config.choices import Cluster
-from clusterrun.config.document import Document, parse_document
+from clusterrun.config.document import parse_document
 from clusterrun.config.files import PROJECT_FILE, FoundFiles, find_files
 from clusterrun.config.load import resolve
 from clusterrun.config.settings import yaml_text
@@ -47,7 +47,7 @@ def command(ctx: click.Context) -> None:
 @click.option("--origin", is_flag=True, help="print the source of each value")
 @output.json_option
 def show(job: JobOptions, origin: bool, as_json: bool) -> None:
-    """Print all values."""
+    """Print all settings that have a value."""
     resolved = job.load()
     rows = [row for row in resolved.rows() if row.text is not None]
     for text in resolved.notes:
@@ -58,10 +58,9 @@ def show(job: JobOptions, origin: bool, as_json: bool) -> None:
         where = {"project_dir": str(resolved.project_dir), "files": resolved.files}
         output.answer_json({**head, **where, "values": values, "warnings": resolved.notes})
         return
-    table = [("KEY", "VALUE", "ORIGIN")]
-    table += [(row.key, row.text or "", row.origin) for row in rows]
-    first, *rest = [cells if origin else cells[:2] for cells in table]
-    output.answer_table(first, rest)
+    shown = 3 if origin else 2
+    table = [(row.key, row.text or "", row.origin)[:shown] for row in rows]
+    output.answer_table(("KEY", "VALUE", "ORIGIN")[:shown], table)
 
 
 @command.command("validate")
@@ -69,13 +68,13 @@ def show(job: JobOptions, origin: bool, as_json: bool) -> None:
 @click.option("--strict", is_flag=True, help="treat warnings as errors")
 @output.json_option
 def validate(file: str | None, strict: bool, as_json: bool) -> int:
-    """Check a file, or all that apply here.
+    """Check one file, or all files that apply here.
 
     Exit with 2 if a key, a value or a profile is wrong.
     """
     cwd = working_directory(os.environ)
     found = find_files(environ=os.environ, cwd=cwd, config_file=file, search=file is None)
-    errors, warnings = _problems(found, [parse_document(each) for each in found.files], cwd)
+    errors, warnings = _problems(found, cwd)
     for error in errors:
         output.print_error(error, is_answer=False)
     for text in warnings:
@@ -94,9 +93,7 @@ def validate(file: str | None, strict: bool, as_json: bool) -> int:
     return Exit.OK if is_valid else Exit.USAGE
 
 
-def _problems(
-    found: FoundFiles, documents: Sequence[Document], cwd: Path
-) -> tuple[list[UsageError], list[str]]:
+def _problems(found: FoundFiles, cwd: Path) -> tuple[list[UsageError], list[str]]:
     """Collect the mistakes in the files; if there are none, those in their combination.
 
     What submit would refuse is one, if the files describe a whole job: without a profile or a
@@ -104,6 +101,7 @@ def _problems(
     """
     from clusterrun.verbs.render import prepare  # `show` needs none of it
 
+    documents = [parse_document(each) for each in found.files]
     errors = [error for document in documents for error in document.errors]
     warnings = [text for document in documents for text in document.warnings]
     profiles = {name: None for document in documents for name in document.profiles}
@@ -184,7 +182,6 @@ profiles:
     "--script",
     metavar="FILE",
     type=click.Path(),
-    shell_complete=complete.files,
     help="set the training script  [default: the one found in DIR]",
 )
 @click.option("--force", is_flag=True, help="replace an existing clusterrun.yaml")
@@ -192,8 +189,8 @@ def init_command(directory: str, script: str | None, force: bool) -> None:
     """Write a starter clusterrun.yaml.
 
     Look for the training script in DIR, and ask Slurm once for partitions, GPU types, time limits
-    and your accounts. Without Slurm, configure this machine. The file works as it is; comments list
-    the alternatives.
+    and your accounts. Without Slurm, configure this machine. You can use the file as it is; its
+    comments list other values.
     """
     path = Path(directory) / PROJECT_FILE
     if os.path.lexists(path) and not force:

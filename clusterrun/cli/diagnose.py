@@ -1,4 +1,4 @@
-"""`diagnose`: name why a run failed."""
+"""`diagnose`: find the cause of a failure."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ from clusterrun.verbs.status import status
     "--fr",
     "stacks",
     is_flag=True,
-    help="show where the ranks of a running job are, and which of them miss a collective",
+    help="show where the ranks of a running job are, and which ranks a collective waits for",
 )
 @explain_option
 @output.json_option
@@ -70,12 +70,12 @@ def command(
     stacks: bool,
     as_json: bool,
 ) -> int:
-    """Name why a run failed.
+    """Find the cause of a failure.
 
-    JOB is a job id, the name of a run or its directory  [default: the newest run]. The answer is
-    the cause, the ranks and nodes where it began, its consequences, and what to do. It comes from
-    Slurm, the agents and the logs, without a network or a model. The exit status is 3 if a failure
-    was found, 0 if none was.
+    JOB is a job id, the name of a run or its directory  [default: the newest run]. diagnose prints
+    the cause, the ranks and nodes where it began, its consequences, and what to do. It reads the
+    records of Slurm and the agents, and the logs. It needs no network and no language model. The
+    exit status is 3 if diagnose found a failure, 0 if it found none.
 
     \b
     clusterrun diagnose
@@ -128,7 +128,7 @@ def _rows(found: Diagnosis) -> Iterator[Row]:
         yield "state", f"{output.painted_state(found.job.state.value)}{attempt}"
     ending = list[Row]()
     if found.verdict or found.failure:
-        verdict = short(found, is_of_job=found.job is not None)
+        verdict = short(found)
         ending = [*block(found.job, found.failure, verdict, found.attempt, followed=_after(found))]
     if found.verdict is None:
         yield from _without_verdict(found)
@@ -141,8 +141,7 @@ def _signs(found: Diagnosis, told: str) -> list[str]:
     """Return the first two signs that are not `told` below."""
     lines = [each.line for each in found.verdict.evidence] if found.verdict else []
     new = [line for line in lines if _first_line(line) not in told]
-    is_of_job = found.job is not None
-    return [f"{place_of(line, is_of_job=is_of_job)}: {_first_line(line)}" for line in new[:2]]
+    return [f"{place_of(line, found)}: {_first_line(line)}" for line in new[:2]]
 
 
 def _first_line(line: PrintedLine) -> str:
@@ -195,7 +194,7 @@ def diagnosis_object(found: Diagnosis) -> dict[str, Any]:
 
 def _verdict_object(verdict: Verdict, found: Diagnosis) -> dict[str, Any]:
     cause, first = verdict.cause, verdict.first
-    told = short(found, is_of_job=bool(found.job))
+    told = short(found)
     run = run_of(found.job, told, found.attempt) if told and found.job else None
     return {
         "class": cause.id,
@@ -265,7 +264,7 @@ def _look_lines(hang: Hang) -> Iterator[str]:
 def _look_object(hang: Hang) -> dict[str, Any]:
     stuck = hang.stuck if hang.is_lasting else None
     return {
-        "groups": [{**vars(each), "ranks": fold_ranks(each.ranks)} for each in groups(hang)],
+        "groups": [{**x._asdict(), "ranks": fold_ranks(x.ranks)} for x in groups(hang)],
         "stuck": stuck
         and {
             "kind": stuck.kind.value,
@@ -323,7 +322,7 @@ def _pack(target: Path, record: JobRecord, found: Diagnosis) -> None:
     if unknown:
         output.note(
             f"no logs or messages are packed: this shell may lack the job's {', '.join(unknown)}; "
-            "set these variables as when you submitted it, and pack again"
+            "set these variables as when you submitted the job, and pack again"
         )
 
 

@@ -35,11 +35,11 @@ _COUNTED: Final = dict(zip(Severity, ("ok", "noted", "failed", "skipped"), stric
 def command(
     job: JobOptions, *, only: tuple[str, ...], skip: tuple[str, ...], as_json: bool
 ) -> Exit:
-    """Check this machine and Slurm for a job, or nodes.
+    """Check that this machine, Slurm or nodes can run a job.
 
-    With a script, takes the options of submit and submits nothing. With --nodes and no script, a
-    job of at most 5 minutes checks N nodes: each alone, then all together. Repairs nothing.
-    The exit status is 3 if a check failed, 0 if not. PREFIX is the beginning of a check's id.
+    With a script, doctor takes the options of submit and submits nothing. With --nodes and no
+    script, a job of at most 5 minutes checks N nodes, each alone and then all together. The exit
+    status is 3 if a check failed, 0 if not. PREFIX is the beginning of a check's id.
 
     \b
     clusterrun doctor
@@ -103,8 +103,8 @@ def _close(found: list[Finding], facts: dict[str, object], as_json: bool) -> Exi
 def explain_command(name: str) -> None:
     """Explain a cause, a check or a rule.
 
-    ID is what diagnose, doctor, the preflight or check printed. 'all', or a beginning such as gpu,
-    lists ids.
+    ID is an id that diagnose, doctor, the preflight or check printed. To list ids, pass 'all' or
+    the beginning of ids, such as gpu.
 
     \b
     clusterrun explain cuda_oom

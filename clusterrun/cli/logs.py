@@ -101,7 +101,7 @@ def command(**wanted: Any) -> int:
 
     JOB is a job id, the name of a run or its directory  [default: the newest run].
     By default, print the last lines of rank 0 and the launcher in the newest attempt, and the error
-    lines of all its ranks. Older error lines come first: for N lines up to N/2 of them.
+    lines of all its ranks. With -n N, up to N/2 older error lines come first.
 
     \b
     clusterrun logs -f                    follow the newest run
@@ -309,7 +309,7 @@ def _print_until_the_end(request: Request, watch: _Watch) -> None:
                 case LogLine(stream=Stream.END):
                     left.append(entry)
                 case LogLine():
-                    printer.print_line(entry)
+                    printer.print_lines([entry])
                 case NewAttempt(attempt=attempt):
                     printer.start_attempt(attempt)
                 case Joined(files=files):

@@ -6,10 +6,9 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime, time, timedelta, timezone
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from clusterrun.cli.shared import output
 from clusterrun.cli.shared.job_view import choose_attempts, find_announced
@@ -37,8 +36,7 @@ DEFAULT_TAIL: Final = 200
 _STREAMS: Final = {stream.label: stream for stream in STREAMS}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Request:
+class Request(NamedTuple):
     """The requested lines of a run, and their form.
 
     `attempts`: those to read, oldest first; none if the run has not started. `is_chosen`: the user
@@ -82,7 +80,7 @@ def title_of(record: JobRecord) -> str:
     return f"job {record.job_id}" if record.job_id else f"run {record.run_id}"
 
 
-def build_request(wanted: Mapping[str, Any]) -> Request:
+def build_request(wanted: dict[str, Any]) -> Request:
     """Check the options of `logs`, by parameter name, against the run that they name.
 
     Raises UsageError, and JobNotFoundError without the run.
@@ -92,7 +90,7 @@ def build_request(wanted: Mapping[str, Any]) -> Request:
     streams = _streams(wanted["streams"])
     catalogue = catalogue_of(record, nodes, batch=streams is None)
     attempts = choose_attempts(title_of(record), catalogue.attempts(), wanted["attempt"])
-    query = _query(record, nodes, streams, wanted)
+    query = _query(record, streams, wanted)
     has_prefix = wanted["prefix"] == "auto"
     tail = wanted["tail"]
     if tail is None:
@@ -106,12 +104,10 @@ def build_request(wanted: Mapping[str, Any]) -> Request:
         nodes=nodes,
         query=query,
         tail=None if tail == "all" else tail,
-        form=wanted["form"],
         time_chars=time_chars if streams else 0,
         prefix=has_prefix,
-        dedup=wanted["dedup"],
-        exit_status=wanted["exit_status"],
         reads_batch=streams is None,
+        **{name: wanted[name] for name in ("form", "dedup", "exit_status")},
     )
 
 
@@ -143,12 +139,7 @@ def read_attempt(text: str) -> int | str:
     return int(text)
 
 
-def _query(
-    record: JobRecord,
-    nodes: frozenset[str] | None,
-    streams: frozenset[Stream] | None,
-    wanted: Mapping[str, Any],
-) -> Query:
+def _query(record: JobRecord, streams: frozenset[Stream] | None, wanted: dict[str, Any]) -> Query:
     if wanted["all_ranks"] and wanted["ranks"] is not None:
         raise UsageError("--rank and --all-ranks cannot be combined", hint="keep one of them")
     if streams is None and wanted["errors"]:
@@ -156,7 +147,7 @@ def _query(
     ranks = wanted["ranks"] and parse_ranks(
         wanted["ranks"], record.world_size, of=f"{title_of(record)} has ranks"
     )
-    chosen = (ranks, nodes, wanted["streams"])
+    chosen = (ranks, wanted["nodes"], wanted["streams"])
     is_chosen = wanted["all_ranks"] or wanted["errors"] or any(c is not None for c in chosen)
     since_us, until_us = (
         _moment(f"--{name}", wanted[name], record=record, batch=streams is None)
@@ -192,14 +183,11 @@ def _streams(text: str | None) -> frozenset[Stream] | None:
 
 def _patterns(option: str, texts: Collection[str]) -> tuple[re.Pattern[bytes], ...]:
     """Compile regular expressions over the bytes of a line. Raises UsageError for a bad one."""
-    compiled = []
-    for text in texts:
-        try:
-            compiled.append(re.compile(text.encode("utf-8", "surrogateescape")))
-        except re.error as error:
-            hint = "write a Python regular expression, e.g. 'loss|lr'"
-            raise UsageError(f"bad {option} pattern: {error}", hint=hint) from error
-    return tuple(compiled)
+    try:
+        return tuple(re.compile(text.encode("utf-8", "surrogateescape")) for text in texts)
+    except re.error as error:
+        hint = "write a Python regular expression, e.g. 'loss|lr'"
+        raise UsageError(f"bad {option} pattern: {error}", hint=hint) from error
 
 
 def _moment(option: str, text: str | None, *, record: JobRecord, batch: bool) -> int | None:
@@ -242,7 +230,6 @@ def parse_moment(text: str, now: datetime) -> int:
 
 
 _AT_ONCE = 256
-_HELD_LINES = 256
 _CLEAR = b"\r\x1b[K"
 MOST_KEPT = 100_000  # folded lines held to the end, to be counted
 
@@ -265,15 +252,9 @@ class LogPrinter:
         self._last = self._kept_lines()  # only so many of the held lines are written
         self._view = self._new_view()
 
-    def print_line(self, line: LogLine) -> None:
-        """Print a line, or hold it until its rest or its copies arrive."""
-        self._view.show(line)
-        self._write()
-
     def print_lines(self, lines: Sequence[LogLine]) -> None:
-        """Print many lines at once."""
-        buffers_much = isinstance(self._view, RawView)
-        write = self._flush if buffers_much else self._write
+        """Print lines, or hold them until their rest or their copies arrive."""
+        write = self._flush if isinstance(self._view, RawView) else self._write  # it joins many
         for start in range(0, len(lines), _AT_ONCE):
             self._view.show_all(lines[start : start + _AT_ONCE])
             write()
@@ -351,7 +332,7 @@ class LogPrinter:
 
     def _write(self) -> None:
         """Write the held lines if there are many, or drop those that are not among the last."""
-        if len(self._held) >= _HELD_LINES + (self._last or 0):
+        if len(self._held) >= _AT_ONCE + (self._last or 0):
             if self._last is None:
                 self._flush()
             else:
@@ -375,8 +356,7 @@ class LogPrinter:
 
     def _show_status(self, text: str) -> None:
         """Keep a text in the last row of the terminal until something else is written."""
-        columns = shutil.get_terminal_size().columns
-        status = text[: columns - 1].encode("utf-8", "replace")
+        status = text[: shutil.get_terminal_size().columns - 1].encode("utf-8", "replace")
         if status != self._status:
             self._status = status
             _put(_CLEAR + status)

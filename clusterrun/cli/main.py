@@ -60,7 +60,7 @@ class Verb(NamedTuple):
 
 
 VERBS: Final[dict[str, Verb]] = {
-    "plan": Verb("plan", "Run", "Estimate memory, time and cost before you queue."),
+    "plan": Verb("plan", "Run", "Estimate memory, time and cost before you submit."),
     "scaling": Verb("scaling", "Run", "Measure how a script scales across nodes."),
     "submit": Verb("submit", "Run", "Submit a training script to N nodes."),
     "check": Verb("submit", "Run", "Look for pitfalls in a script and its launch."),
@@ -73,11 +73,11 @@ VERBS: Final[dict[str, Verb]] = {
     "top": Verb("status", "Watch", "Show a job while it runs."),
     "list": Verb("status", "Watch", "List jobs and their states."),
     "logs": Verb("logs", "Watch", "Print the output of the ranks."),
-    "diagnose": Verb("diagnose", "Watch", "Name why a run failed."),
+    "diagnose": Verb("diagnose", "Watch", "Find the cause of a failure."),
     "explain": Verb("doctor", "Watch", "Explain a cause, a check or a rule."),
     "init": Verb("config", "Set up", "Write a starter clusterrun.yaml."),
     "config": Verb("config", "Set up", "Show and check the configuration."),
-    "doctor": Verb("doctor", "Set up", "Check this machine and Slurm for a job, or nodes."),
+    "doctor": Verb("doctor", "Set up", "Check that this machine, Slurm or nodes can run a job."),
     "completion": Verb("main", "Set up", "Print a completion script for a shell."),
 }
 

@@ -81,11 +81,11 @@ def command(
     job_id: str | None,
     as_json: bool,
 ) -> Exit:
-    """Estimate memory, time and cost before you queue.
+    """Estimate memory, time and cost before you submit.
 
-    Describe the training with options or in the section `training:` of clusterrun.yaml. Options
-    of submit are also accepted. Exit with 0 if the training fits, even tightly, with 3 if it does
-    not, and with 1 if too little is known for a verdict.
+    Describe the training with options or in the section `training:` of clusterrun.yaml. plan also
+    accepts the options of submit. The exit status is 0 if the training fits, even tightly, 3 if it
+    does not fit, and 1 if too little is known for a verdict.
 
     \b
     clusterrun plan --model qwen3-8b --seq-len 4096 -N 4 --gpus-per-node 8 --gpu h100-80g

@@ -210,8 +210,7 @@ def _steps(answer: Estimate) -> str:
 
 def _memory(title: str, need: Need) -> Iterator[str]:
     yield f"{title:<30}{'GiB':>8}"
-    for term in need.terms:
-        yield f"  {term.name:<28}{gib(term.bytes):>8}"
+    yield from (f"  {term.name:<28}{gib(term.bytes):>8}" for term in need.terms)
     label = "total" if need.margin == 1 else f"total + {100 * (need.margin - 1):.0f} %"
     judged = ""
     if need.capacity_bytes is not None:
@@ -330,9 +329,10 @@ def _setup_row(found: Estimate) -> dict[str, str]:
 
 def show_choices(choices: Sequence[Choice], question: Question) -> None:
     """Print the best setup of each strategy, the fastest first, and how to use the first."""
-    _table([_choice_row(each, choices[0], question) for each in choices], spare=("HOST GiB",))
+    rows = [_choice_row(each, choices[0], question) for each in choices]
+    _table(rows, spare=("HOST GiB", "SHARE"))
     output.answer("")
-    output.answer(f"details: clusterrun plan ... {as_options(choices[0].setup)}")
+    output.answer(f"details: clusterrun plan ... {as_options(choices[0].setup)}", wraps=False)
     output.answer(
         "to train with the first, describe the training in clusterrun.yaml and run: "
         "clusterrun submit --plan"
@@ -350,8 +350,9 @@ def _choice_row(choice: Choice, best: Choice, question: Question) -> dict[str, s
         "STRATEGY": setup.strategy.value,
         "MICRO-BATCH": str(setup.micro_batch),
         "ACCUMULATION": str(setup.accumulation),
-        "CHECKPOINTING": "on" if setup.grad_ckpt else "off",
-        "GPU": f"{gib(choice.gpu_bytes)} GiB ({100 * share:.0f} %)",
+        "GRAD-CKPT": "on" if setup.grad_ckpt else "off",
+        "GPU GiB": gib(choice.gpu_bytes),
+        "SHARE": f"{100 * share:.0f} %",
         "HOST GiB": gib(choice.host_bytes),
         "TIME": f"x{choice.step_s / best.step_s:.2f}",
         "VERDICT": choice.verdict.value,

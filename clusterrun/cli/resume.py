@@ -51,7 +51,7 @@ def command(
     """Continue a run that has ended.
 
     Start the next attempt in the same run directory, from the newest complete checkpoint, with the
-    settings of the run. Options change them; ARGS after -- replace all arguments of the script.
+    settings of the run. Options change settings; ARGS after -- replace all arguments of the script.
     JOB is a job id, the name of a run or its directory  [default: the newest run that ended without
     completing].
 
@@ -62,12 +62,7 @@ def command(
     clusterrun resume 4711 -- --max-steps 400
     """
     plan = prepare_resume(
-        _chosen(run),
-        start=start,
-        flags=job.flags,
-        overrides=job.overrides,
-        exclude_bad=exclude_bad,
-        force=force,
+        _chosen(run), start, job.flags, job.overrides, exclude_bad=exclude_bad, force=force
     )
     if plan.is_complete:
         _say_complete(plan, answer)
@@ -78,12 +73,11 @@ def command(
     if dry_run:
         output.note("--dry-run: nothing was submitted")
         if answer.as_json:
-            output.answer_json(_object(plan, plan.record, []))
+            output.answer_json(_object(plan, plan.status.record, []))
         return Exit.OK
     submission.confirm_size(plan.prepared.plan, yes=answer.yes)
     record = resume_prepared(plan)
-    data = _object(plan, record, warnings)
-    return submission.answer_and_wait(record, data, answer)
+    return submission.answer_and_wait(record, _object(plan, record, warnings), answer)
 
 
 def _chosen(run: str | None) -> JobRecord:
@@ -95,31 +89,29 @@ def _chosen(run: str | None) -> JobRecord:
 
 
 def _say_complete(plan: Resumption, answer: options.HowToAnswer) -> None:
-    name = plan.record.job_id or plan.record.run_id
+    name = plan.status.record.job_id or plan.status.record.run_id
     advice = f"to train further, pass new arguments: clusterrun resume {name} -- ARGS"
     if plan.start.checkpoint is None:
         advice = f"it has no checkpoint; to train again, run: clusterrun resubmit {name}"
-    output.note(f"run {plan.record.run_id} is complete; {advice}")
+    output.note(f"run {plan.status.record.run_id} is complete; {advice}")
     if answer.as_json:
-        output.answer_json(_object(plan, plan.record, []))
+        output.answer_json(_object(plan, plan.status.record, []))
     elif answer.parsable:
-        output.answer(plan.record.job_id)
+        output.answer(plan.status.record.job_id)
 
 
 # What will be done
 
 
 def _print_steps(plan: Resumption) -> None:
-    output.detail("ended", f"job {plan.record.job_id}: {_failure(plan)}")
-    output.detail("from", _from(plan))
-    for text in plan.start.passed_over:
-        output.detail("", text)
+    output.detail("ended", f"job {plan.status.record.job_id}: {_failure(plan)}")
+    output.detail("from", _from(plan), *plan.start.passed_over)
     submission.print_changes(plan.changed)
     if batch := _batch(plan):
         output.detail("batch", batch)
-    output.detail("attempt", str(plan.attempt))
-    if plan.record.paths.project.is_dir():
-        again = f"clusterrun resubmit {plan.record.job_id}"
+    output.detail("attempt", str(plan.status.attempt + 1))
+    if plan.status.record.paths.project.is_dir():
+        again = f"clusterrun resubmit {plan.status.record.job_id}"
         output.note(f"the hosts run the copy that submit made; to run changed files: {again}")
 
 
@@ -157,7 +149,7 @@ def _object(plan: Resumption, record: JobRecord, warnings: submission.Warnings) 
     found = plan.start.checkpoint
     return {
         **submission.submission_object(record, plan.prepared, warnings, verb="resume"),
-        "attempt": plan.status.attempt if plan.is_complete else plan.attempt,
+        "attempt": plan.status.attempt + (not plan.is_complete),
         "checkpoint": str(found.path) if found else None,
         "step": found.step if found else None,
         "passed_over": list(plan.start.passed_over),

@@ -67,15 +67,15 @@ def command(
 ) -> Exit:
     """Measure how a script scales across nodes.
 
-    Submit one short run, named NAME-scaling, for each node count. The script should run for
-    at least half a minute and must report its steps with clusterrun.runtime.step; a Trainer needs
-    no change. The first fifth of the reports is discarded. On Slurm all runs are queued together
-    and must not write to the same directory; on this machine they run one after another.
+    Submit one short run, named NAME-scaling, for each node count. The script should run for at
+    least half a minute and must report its steps with clusterrun.runtime.step; a Trainer reports
+    them itself. The first fifth of the reports is ignored. On Slurm, all runs are queued together
+    and must not write to the same directory; on this machine, they run one after another.
 
-    Speed-up compares samples per second with the smallest world; efficiency is its share of the
-    ideal. Communication is the share lost to communication and to waiting for the slowest rank.
-    The samples per rank are assumed to stay the same; pass --fixed-batch if the script divides a
-    fixed batch among the ranks.
+    The speed-up compares samples per second with the smallest world; the efficiency is its share of
+    the ideal speed-up. Communication is the share of time lost to communication and to waiting for
+    the slowest rank. By default, each rank is assumed to keep its batch; pass --fixed-batch if the
+    script divides a fixed batch among the ranks.
 
     clusterrun plan uses the result. Ctrl-C leaves the jobs running; --collect reports them later.
 
@@ -92,7 +92,7 @@ def command(
     scaling = scaling_of(worlds, results, is_fixed_batch=fixed_batch)
     _show(results, scaling, as_json=as_json)
     if scaling is not None and len(scaling.points) > 1:
-        path = _runs_dir(worlds).scaling(worlds[0].plan.name)
+        path = RunsDir(root=Path(worlds[0].plan.runs_dir)).scaling(worlds[0].plan.name)
         store(path, scaling)  # for `plan`
         output.detail("stored", str(path))
     return Exit.OK if all(result.point for result in results) else Exit.FAILED
@@ -208,7 +208,7 @@ def started(worlds: Sequence[Prepared]) -> Iterator[JobRecord]:
 
 def newest_runs(worlds: Sequence[Prepared]) -> Iterator[JobRecord | None]:
     """Yield the newest run of each world, with the same script and arguments; None without one."""
-    records = list_records(_runs_dir(worlds))
+    records = list_records(RunsDir(root=Path(worlds[0].plan.runs_dir)))
     for world in worlds:
         yield next((record for record in records if _is_of(record, world.plan)), None)
 
@@ -242,10 +242,6 @@ def scaling_of(
         measured_at=datetime.fromtimestamp(max(ends)).isoformat(timespec="seconds"),
         points=tuple(points),
     )
-
-
-def _runs_dir(worlds: Sequence[Prepared]) -> RunsDir:
-    return RunsDir(root=Path(worlds[0].plan.runs_dir))
 
 
 # The answer

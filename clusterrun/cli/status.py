@@ -50,12 +50,12 @@ def command(
 ) -> int:
     """Show the state of jobs.
 
-    If a job waits, also show why, and what may start it sooner.
+    If a job waits, also show why, and changes that may start it sooner.
 
     JOB is a job id, the name of a run or its directory  [default: the newest run]. The exit status
-    is 0 even if the job failed. With --exit-status it is 3 if the job did not complete, or
-    if it completed but its own reports show that it trained nothing. Of several jobs, the largest
-    status counts. With --json, several jobs are printed as list --json prints them.
+    is 0 even if the job failed. With --exit-status, it is 3 if the job did not complete, or if it
+    completed but its own reports show that it trained nothing. For several jobs, the exit status is
+    the largest one, and the output of --json is that of list --json.
 
     \b
     clusterrun status
@@ -82,7 +82,7 @@ def command(
     failed = any(job.state.is_terminal and not job.state.is_success for job in shown)
     if (waiting or follow) and failed and not exit_status:
         output.note("pass --exit-status to exit with 3 if the job did not complete")
-    bad = exit_status and any(job.state.is_terminal and not job.is_good for job in shown)
+    bad = exit_status and (failed or any(job.suspicions for job in shown))
     # The answer above comes from the files, and is already on stdout.
     return max(_report_silence([job.error for job in shown]), Exit.NO if bad else Exit.OK)
 
@@ -101,7 +101,7 @@ def _look(record: JobRecord, *, follow: bool, waiting: bool) -> JobStatus:
 def _say_notes(job: JobStatus) -> None:
     for text in (*job.notes, *(f"damaged: {name}" for name in job.damaged)):
         output.note(text)
-    if job.is_held:
+    if job.pending and job.pending.is_held:
         record = job.record
         cluster = f"-M {shlex.quote(record.slurm_cluster)} " if record.slurm_cluster else ""
         command = f"scontrol {cluster}update JobId={record.job_id} StartTime=now+2"
@@ -114,10 +114,10 @@ def _say_notes(job: JobStatus) -> None:
 def top_command(job: str | None) -> int:
     """Show a job while it runs.
 
-    JOB is a job id, the name of a run or its directory  [default: the newest run]. What is wrong
-    comes first, then progress, nodes, GPUs and the last lines. The screen ends with the job; q
-    leaves it, and the job continues. Above 32 nodes there is a cell for each node, and a row for
-    each of the 20 worst. Without a terminal, the screen is printed once.
+    JOB is a job id, the name of a run or its directory  [default: the newest run]. Problems come
+    first, then progress, nodes, GPUs and the last lines. top ends when the job ends, or if you
+    press q; the job then continues. Above 32 nodes, each node has a cell, and only the 20 worst
+    have a row. Without a terminal, top prints the screen once.
 
     \b
     clusterrun top 4711
@@ -141,13 +141,13 @@ def _adopt(record: JobRecord) -> None:
     except OSError as error:
         raise ClusterrunError("cannot remember the host of the run", cause=str(error)) from error
     if home := record.home:
-        output.note(f"from now on, {home.host} answers commands about this run, with {home.python}")
+        output.note(f"from now on, {home.host} runs commands about this run, with {home.python}")
 
 
 def _lines(job: JobStatus) -> Iterator[tuple[str, str]]:
     record, closing = job.record, [*closing_rows(job)]
     yield "job", f"{record.job_id or '-'}  {record.name}"
-    yield "state", _state(job)
+    yield "state", "  ".join(_state(job))
     yield from labelled("suspect", (each.text for each in job.suspicions))
     if why := job_view.where_or_why(job):
         yield ("waits" if job.pending else "nodes"), why
@@ -195,37 +195,33 @@ def _checkpoint(job: JobStatus) -> str:
     return ""
 
 
-def _state(job: JobStatus) -> str:
-    parts = [output.painted_state(job.state.value)]
+def _state(job: JobStatus) -> Iterator[str]:
+    yield output.painted_state(job.state.value)
     # A job that was cancelled before it ran has status 0 to Slurm; that would read as success.
     says = job.exit_code or (job.exit_code == 0 and job.state.is_success)
     if job.state.is_terminal and (job.exit_signal or says):
-        parts.append(f"signal {job.exit_signal}" if job.exit_signal else f"exit {job.exit_code}")
+        yield f"signal {job.exit_signal}" if job.exit_signal else f"exit {job.exit_code}"
     if job.elapsed_s is not None:
         limit = "" if job.limit_s is None else f" / {clock(job.limit_s)}"
-        parts.append(f"{clock(job.elapsed_s)}{limit}")
+        yield f"{clock(job.elapsed_s)}{limit}"
     if job.attempt > 1:
-        parts.append(f"attempt {job.attempt}")
+        yield f"attempt {job.attempt}"
     if job.reason:
-        parts.append(f"({job.reason})")
-    return "  ".join(parts)
+        yield f"({job.reason})"
 
 
 def _world(job: JobStatus) -> str:
     record = job.record
     asked = f"{count(record.nodes, 'node')} x {count(record.procs_per_node, 'rank')}"
     if job.world_size is None:
-        return asked + _why_no_world(job)
+        if record.world_size == 1 or job.attempt == 0 or job.state is JobState.PENDING:
+            return asked  # nothing to join, or no rank that could
+        runs = job.state is JobState.RUNNING
+        return f"{asked}, {'not joined yet' if runs else 'never joined a process group'}"
     if job.world_size != record.world_size:
         return f"{count(job.world_size, 'rank')}, but {asked} were requested"
     engine = _ENGINES.get(job.engine, "")
     return f"{count(job.world_size, 'rank')} in one world = {asked}{engine and f', {engine}'}"
-
-
-def _why_no_world(job: JobStatus) -> str:
-    if job.record.world_size == 1 or job.attempt == 0 or job.state is JobState.PENDING:
-        return ""  # nothing to join, or no rank that could
-    return ", not joined yet" if job.state is JobState.RUNNING else ", never joined a process group"
 
 
 def _progress(job: JobStatus) -> str:
@@ -320,7 +316,7 @@ def list_command(
     """List jobs and their states.
 
     List the active runs of this project, and the five newest that have ended. Outside a project,
-    list those of all projects.
+    list the runs of all projects.
 
     \b
     clusterrun list --all --state FAILED

@@ -48,9 +48,9 @@ def command(
 ) -> int:
     """Submit a training script to N nodes.
 
-    Put options before SCRIPT; all words after it go to the script. A misplaced option is refused if
-    the script has no such option; all words after -- are passed on. With -m, write -- before the
-    arguments of the module. Without SCRIPT, submit the script set in clusterrun.yaml.
+    Put options before SCRIPT and the script's arguments after it. An option of submit after SCRIPT
+    is refused if the script has no such option; after --, every word goes to the script. With -m,
+    write -- before the arguments of the module. By default, SCRIPT is that of clusterrun.yaml.
 
     \b
     clusterrun submit -N 2 --gpus-per-node 4 train.py --lr 1e-4
@@ -176,7 +176,7 @@ def render_command(
     """Print the batch script that submit sends.
 
     submit sends the same bytes; you can also pass them to sbatch yourself. For hosts (--cluster
-    ssh, allocation), it prints a command for each host that starts the training by hand.
+    ssh, allocation), render prints the command with which to start each host by hand.
 
     \b
     clusterrun render -N 2 --gpus-per-node 4 train.py | less
@@ -227,19 +227,16 @@ def _write_files(prepared: Prepared, directory: Path) -> None:
 def check_command(job: options.JobOptions, *, as_json: bool) -> Exit:
     """Look for pitfalls in a script and its launch.
 
-    Reads the script and executes nothing of it. The exit status is 3 if something was found, 0 if
-    not. Without a size, the job is checked as if it had two nodes with two ranks each. submit and
-    render print the same findings as notes. A comment `# clusterrun: ignore RULE` switches a rule
-    off for its line.
+    check reads the script without running it. The exit status is 3 if check found something, 0 if
+    not. If you set no size, check assumes two nodes with two ranks each. submit and render print
+    the same findings as notes. A comment `# clusterrun: ignore RULE` switches a rule off for its
+    line.
 
     \b
     clusterrun check -N 2 --gpus-per-node 4 train.py --epochs 3
     clusterrun explain fixed-port
     """
     resolved = job.load()
-    if not (resolved.spec.script or resolved.spec.module):
-        hint = "name it: clusterrun check train.py (or script: in clusterrun.yaml)"
-        raise UsageError("no training script given", hint=hint)
     prepared = prepare(resolved)
     prepared.refuse_problem()
     found = find_pitfalls(resolved, prepared.plan, read_script(resolved), of_many_ranks=True)

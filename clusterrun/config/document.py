@@ -40,7 +40,7 @@ def parse_document(file: ConfigFile, *, only: str = "") -> Document:
     document = Document(file, only)
     try:
         root = document.compose()
-        if root is not None and not _is_empty(root):
+        if root is not None:
             document.read_root(root)
     except ConfigError as error:
         document.errors.append(error)
@@ -91,9 +91,8 @@ class Document:
 
     def read_root(self, root: Node) -> None:
         """Read the top level: plain keys, sections, profiles."""
-        if not isinstance(root, MappingNode):
-            raise self.wrong(root, "the file must contain 'key: value' lines", "write key: value")
-        for name, key, value in self.pairs(root):
+        message = "the file must contain 'key: value' lines"
+        for name, key, value in self.entries(root, message, "write key: value"):
             if name == "profiles":
                 self.read_profiles(value)
             elif name == "profile":
@@ -255,7 +254,9 @@ class Document:
 
     def origin(self, key: Node, at: Node | None = None) -> Origin:
         """Return the origin of a value: its line, and its profile."""
-        text = f"{self.file.origin_name}:{key.start_mark.line + 1}"
+        shown = self.file.shown  # with a leading `./`: a file, not a word
+        shown = shown if shown.startswith(("/", "~", ".")) else f"./{shown}"
+        text = f"{shown}:{key.start_mark.line + 1}"
         if self.inside:
             text += f" (profile {self.inside})"
         return Origin(text=text, where=self.at(at or key), is_of_user=self.file.is_of_user)

@@ -118,10 +118,7 @@ def _check_number(field: Field, label: str, value: Any) -> None:
         raise UsageError(f"{label} must be a number above 0, not {value}", hint=_LEFT_OUT)
     if least is not None and not least <= value <= most:
         bound = f"at least {least}" if value < least else f"at most {most}"
-        valid = f"{least} or more" if value < least else f"{most} or less"
-        raise UsageError(
-            f"{label} must be {bound}, not {value}", hint=f"write {valid}, or leave it out"
-        )
+        raise UsageError(f"{label} must be {bound}, not {value}", hint=_LEFT_OUT)
 
 
 def _refuse_control(label: str, value: str) -> None:
@@ -181,11 +178,8 @@ def _check_text(name: str, label: str, value: str) -> None:
         raise UsageError(f"{label} {says} '{value}'", hint=hint)
     if name == "port_range":
         port_range(value, label)
-    try:
-        if name == "hosts":
-            parse_host(value)
-    except UsageError as error:
-        raise UsageError(f"{label}: {error.message}", hint=error.hints) from error
+    if name == "hosts":
+        parse_host(value)
 
 
 # From the text of a setting to its value, and back

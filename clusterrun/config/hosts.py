@@ -138,11 +138,8 @@ def parse_hostfile(text: str, *, shown: str) -> HostList:
             raise ConfigError(error.message, hint=error.hints or _FORMS, where=where) from error
     if not rows:
         raise ConfigError("the hostfile lists no hosts", hint=_FORMS, where=shown)
-    return HostList(
-        hosts=tuple(host for host, _ in rows.values()),
-        slots=tuple(slots for _, slots in rows.values()),
-        source=shown,
-    )
+    names, counts = zip(*rows.values(), strict=True)
+    return HostList(hosts=names, slots=counts, source=shown)
 
 
 def _hosts_of(words: Sequence[str]) -> Iterator[tuple[str, int]]:
@@ -182,7 +179,7 @@ def allocation_source(environ: Mapping[str, str]) -> str:
     if found is None:
         names = ", ".join(f"${source}" for source in SOURCES)
         raise UsageError(
-            f"this shell is in no allocation: none of {names} is set",
+            f"this shell is not in an allocation: none of {names} is set",
             hint="run this inside the allocation, or name its nodes with --hosts or --hostfile",
         )
     return found

@@ -27,11 +27,6 @@ class Origin(NamedTuple):
     where: str | None = None
     is_of_user: bool = False
 
-    @property
-    def is_typed(self) -> bool:
-        """Return whether the value is from the command line."""
-        return self.is_of_user and self.where is None
-
     def __str__(self) -> str:
         return self.text
 
@@ -73,11 +68,6 @@ class ConfigFile(NamedTuple):
     anchor: Anchor
     strict: bool
     is_of_user: bool = False
-
-    @property
-    def origin_name(self) -> str:
-        """Return its name in origins: a leading `./` distinguishes a file from a word."""
-        return f"./{self.shown}" if not self.shown.startswith(("/", "~", ".")) else self.shown
 
 
 class Setting(NamedTuple):

@@ -44,12 +44,12 @@ cluster | enum | --cluster | common |
   run on Slurm, on this machine, on hosts over ssh, or in an allocation that you are in; auto uses
   Slurm if sbatch is found, else this machine
 run_dir | path | --run-dir | |
-  keep runs in this directory; on Slurm the nodes must share it  [default: runs]
+  keep runs in this directory, which on Slurm all nodes must share  [default: runs]
 [hosts]
 hosts | texts HOST,... | --hosts | |
   run on these hosts, e.g. gpu1,user@gpu2:2222 or gpu[1-4] (ssh, allocation)
 hostfile | path FILE | --hostfile | |
-  read the hosts from a file: one per line, as gpu1 or gpu1 slots=4
+  read the hosts from a file with one host per line, e.g. gpu1 or gpu1 slots=4
 wait_for_hosts = wait_for_hosts_s | duration | | |
   wait this long for a lost host to return; 0 stops the run at once  [default: 10m]
 hosts_dir | text DIR | | |
@@ -58,7 +58,7 @@ starter | enum | | | start processes in an allocation with this program  [defaul
 [slurm.]
 nodes | count | -N --nodes | common | run on this many nodes  [default: 1]
 gpus_per_node | number | --gpus-per-node | common |
-  request this many GPUs on each node, one rank each; a100:4 also sets the type
+  request this many GPUs on each node, each for one rank; a100:4 also sets the type
 gpu_type | text | | | request GPUs of this type, e.g. a100
 gpu_request | enum | | | request GPUs with this sbatch option  [default: gpus-per-node]
 cpus_per_task | count | -c --cpus-per-task | common | request this many CPUs on each node
@@ -70,7 +70,7 @@ exclusive | flag | | | do not share the nodes with other jobs
 time = time_minutes | minutes | -t --time | common |
   limit the run time, e.g. 90 (minutes), 12h, 1:30:00 or 2-00:00:00
 time_min = time_min_minutes | minutes | | |
-  accept a shorter time limit, down to this, to start earlier
+  let Slurm lower the time limit, but not below this, to start the job earlier
 partition | text | -p --partition | common | submit to this partition
 account | text | -A --account | common | charge this account
 qos | text | -q --qos | common | request this quality of service
@@ -86,7 +86,7 @@ requeue | flag | | | let Slurm requeue the job after a preemption or a node fail
 signal | text | | | send USR1 or USR2 before the time limit, e.g. B:USR2@300
 spare_nodes | number | | | allocate extra nodes that replace lost ones  [default: 0]
 switches | text | | | limit the number of leaf switches, e.g. 1@60 (wait up to 60 minutes)
-clusters | text | | | submit to this Slurm cluster, if there are several
+clusters | text | | | submit to this Slurm cluster, if the site has several
 comment | text | | | attach a comment to the job
 mail_type | text | | | send mail on these events, e.g. END,FAIL
 mail_user | text | | | send mail to this address
@@ -122,37 +122,37 @@ threads_per_process | count | | | set OMP_NUM_THREADS  [default: allocated CPUs 
 max_restarts | number | --max-restarts | |
   restart at most this many times  [default: while each attempt saves a new checkpoint]
 on_interrupt | enum | --on-interrupt | |
-  continue this way after the time limit, a preemption or a lost node  [default: requeue; stop with
-  --no-requeue]
+  choose how the run continues after the time limit, a preemption or the loss of a node  [default:
+  requeue; stop with --no-requeue]
 preflight | enum | | |
-  check each node before the ranks start, and warn or start without a node that fails  [default:
-  warn]
+  check each node before the ranks start; warn about a node that fails, or leave it out (enforce)
+  [default: warn]
 launcher | enum | | |
   start the ranks as forks of a process that has imported torch (forge), as new interpreters
   (direct) or by accelerate launch  [default: auto]
 hang_timeout = hang_timeout_s | duration | --hang-timeout | |
-  restart when no step ends for this long or, if longer, for the time of ten steps; 0 disables it
+  restart if no step ends for this long, and for ten times as long as a usual step; 0 disables it
   [default: 15m]
 world_contract | flag | | | fail the job if its ranks do not form one world  [default: yes]
 trainer_resume | flag | | |
-  have Trainer.train() continue from the newest checkpoint of this run  [default: yes]
+  make Trainer.train() continue from the newest checkpoint of this run  [default: yes]
 python | text | --python | | run this interpreter on the nodes  [default: this one]
 setup | texts LINE | --setup | common |
-  run this first on each node: a line of bash, conda:NAME or venv:DIR (repeatable)
+  run this on each node before the ranks: a line of bash, conda:NAME or venv:DIR (repeatable)
 stage | enum | | |
-  copy the environment as one file to the disk of each node (Slurm); auto: if it is on a shared file
-  system and the job has several nodes  [default: off]
+  copy the Python environment to each node's disk before the ranks start (Slurm); auto: only from a
+  shared file system and for several nodes  [default: off]
 stage_dir | text DIR | | |
-  keep these copies in this directory of each node  [default: $TMPDIR, or /tmp]
+  keep the copies of the environment in this directory of each node  [default: $TMPDIR, or /tmp]
 [network.]
 preset = network | enum | | | apply the NCCL settings for this network  [default: auto]
 interface = network_interface | text | | |
-  use this network interface  [default: the one that routes to the other nodes]
+  use this network interface  [default: the one of the route to the other nodes]
 port_range | text LOW-HIGH | | | listen on ports in this range  [default: 20000-29999]
 env = network_env | mapping | | | set additional NCCL or fabric variables
 [logs.]
 spool = log_spool_bytes | bytes | | |
-  buffer this much output per node while the run directory is not writable
+  buffer this much output per node while the node cannot write to the run directory
 max_lines_per_s = log_lines_per_s | count | | |
   keep up to this many lines per rank and second  [default: all; 2000 above 64 nodes]
 [env]
@@ -187,8 +187,8 @@ load_in_4bit | flag | --load-in-4bit/--no-load-in-4bit | |
   keep the frozen weights in 4 bits, with --lora (QLoRA)
 grad_ckpt | flag | --grad-ckpt/--no-grad-ckpt | common |
   recompute activations instead of keeping them
-lr | real | --lr | common | scale this learning rate to the batch
-base_batch | count | --base-batch | | set the effective batch that --lr was chosen for
+lr | real | --lr | common | scale this learning rate to the effective batch
+base_batch | count | --base-batch | | set the effective batch for which --lr was chosen
 lr_rule | enum | --lr-rule | | scale the learning rate by this rule  [default: linear]
 gpu | text | --gpu | common | estimate for this GPU, e.g. h100-80g or rtx4090
 gpu_price | texts GPU=PRICE | --gpu-price | |
@@ -200,7 +200,7 @@ intra_node_bandwidth | real GB/s | --intra-node-bandwidth | |
 inter_node_bandwidth | real GB/s | --inter-node-bandwidth | |
   set the bandwidth of all network cards of a node, e.g. 400 for 8 x 400 Gb/s  [default: by GPU and
   network.preset]
-mfu | real | --mfu | | set the share of peak FLOPS that a fully used GPU reaches  [default: 0.4]
+mfu | real | --mfu | | set the MFU, the share of peak FLOPS that large passes reach  [default: 0.4]
 step_time = step_time_s | real | --step-time | |
   set the measured time of an optimizer step, e.g. 4.5s
 save_every | count | --save-every | | save a checkpoint every N steps
@@ -212,9 +212,9 @@ planned | flag | | | pass the planned batch and checkpointing to the ranks; subm
 
 @dataclass(frozen=True, kw_only=True)
 class JobSpec:
-    """The settings of a job; None means not set. Those of the training are for estimates and notes.
+    """The settings of a job; None means not set. The fields from `model` on describe the training.
 
-    Raises UsageError on construction for an invalid value.
+    Only estimates and notes use these. Raises UsageError on construction for an invalid value.
     """
 
     script: str | None = None

@@ -166,8 +166,7 @@ class Estimate:
     def verdict(self) -> Fit | None:
         """Return the worst of the verdicts; None if that of the GPUs is unknown."""
         needs = (self.gpu_memory, self.host_memory, self.disk)
-        verdicts = [need.verdict for need in needs if need is not None]
-        known = [verdict for verdict in verdicts if verdict is not None]
+        known = [need.verdict for need in needs if need and need.verdict]
         if self.never_ends or Fit.NO in known:
             return Fit.NO
         if self.gpu_memory is not None and self.gpu_memory.verdict is None:

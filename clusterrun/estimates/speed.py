@@ -170,13 +170,6 @@ class Links:
     between_nodes: float
     to_host: float
 
-    def __str__(self) -> str:
-        """Return the speeds in GB/s."""
-        within, between, host = (
-            f"{x / 1e9:.3g} GB/s" for x in (self.within_node, self.between_nodes, self.to_host)
-        )
-        return f"{within} within a node, {between} between nodes, {host} to the host"
-
 
 FP32: Final = 4
 EXPOSED: Final = 0.1  # of work or traffic, whichever is less
@@ -220,9 +213,12 @@ def step_time(setup: Setup, gpu: Gpu, links: Links, *, mfu: float = MFU) -> Dura
 
 def assumption(links: Links) -> str:
     """Return the assumptions behind a ranking of strategies."""
+    speeds = (links.within_node, links.between_nodes, links.to_host)
+    within, between, host = (f"{speed / 1e9:.3g} GB/s" for speed in speeds)
     return (
-        f"ranked by work and by traffic at {links}; the shorter overlaps with the longer, except "
-        f"for a tenth; a node's CPUs update {HOST_STEPS / 1e9:g} billion parameters a second"
+        f"ranked by work and by traffic at {within} within a node, {between} between nodes, {host} "
+        "to the host; the shorter overlaps with the longer, except for a tenth; a node's CPUs "
+        f"update {HOST_STEPS / 1e9:g} billion parameters a second"
     )
 
 

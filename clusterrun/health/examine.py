@@ -59,9 +59,7 @@ def _answer(
     for name in names:
         try:
             answers[name] = looks[name]()
-        except UnknownError as reason:
-            answers[name] = skip(name, str(reason))
-        except (ClusterrunError, OSError) as error:
+        except (UnknownError, ClusterrunError, OSError) as error:
             answers[name] = skip(name, describe(error))
         except Exception as error:  # noqa: BLE001  # a fault of ours: the main thread raises it
             answers[name] = error

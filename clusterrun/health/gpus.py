@@ -164,14 +164,12 @@ def enough(asked: GpuAnswer, ranks: int) -> Finding:
         return bad(name, found.problem, hint, is_sure=not found.is_late or asked.within_s >= LONG_S)
     if silent := [f"GPU {gpu.name}: {gpu.problem}" for gpu in found.gpus if gpu.problem]:
         return fail(name, "; ".join(silent), f"{_LEAVE_OUT}: nvidia-smi -L")
-    kinds = Counter(gpu.model or "unknown model" for gpu in found.gpus)
-    text = f"{count(len(found.gpus), 'GPU')} ({', '.join(kinds) or 'none'})"
-    needed = f"{count(ranks, 'rank')}, each of which needs one"
+    kinds = ", ".join({gpu.model or "unknown model": None for gpu in found.gpus}) or "none"
+    text = f"{count(len(found.gpus), 'GPU')} ({kinds}) for {count(ranks, 'rank')}"
     if len(found.gpus) < ranks:
-        return fail(
-            name, f"{text} for {needed}", "request them: --gpus-per-node; list: nvidia-smi -L"
-        )
-    return ok(name, f"{text} for {count(ranks, 'rank')}")
+        hint = "request them: --gpus-per-node; list: nvidia-smi -L"
+        return fail(name, f"{text}, each of which needs one", hint)
+    return ok(name, text)
 
 
 class _Part(NamedTuple):
@@ -234,7 +232,7 @@ _ECC: Final = _Part(
     _wear,
     "no uncorrected error on {}",
     f"{_LEAVE_OUT}: nvidia-smi -q -d ECC,PAGE_RETIREMENT,ROW_REMAPPER",
-    "the GPUs do not report errors of their memory",
+    "the GPUs do not report memory errors",
 )
 _THROTTLE: Final = _Part(
     lambda gpu: (gpu.reasons,),

@@ -241,9 +241,7 @@ class MemoryGroup:
         rises = [new - old for old, new in pairs if old is not None and new is not None]
         if not rises:
             return None
-        name = "memory.limit_in_bytes" if self.is_v1 else "memory.max"
-        limits = filter(None, (_number(level / name) for level in self.levels))
-        return Memory(max(rises), min(limits, default=None))
+        return Memory(max(rises), self.limit()[0])
 
 
 def own_group(controller: str = "memory", root: Path = ROOT, own: Path = OWN) -> MemoryGroup:

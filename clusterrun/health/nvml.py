@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import takewhile
 from typing import Any, Final
 
 ASKS, ABSENT, PROBLEM, DRIVER, GPU = "asks", "absent", "problem", "driver", "gpu"
@@ -67,11 +68,9 @@ class Driver:
         mig = self.ask("DeviceGetMigMode", whole)
         most = self.ask("DeviceGetMaxMigDeviceCount", whole) if mig and mig[0] else 0
         slices = [self.ask("DeviceGetMigDeviceHandleByIndex", whole, n) for n in range(most or 0)]
-        uuids = [self._uuid(part) for part in slices if part is not None]
-        return {uuid: uuid for uuid in uuids if uuid} or {str(number): self._uuid(whole) or ""}
-
-    def _uuid(self, handle: Any) -> str | None:
-        return _text(self.ask("DeviceGetUUID", handle))
+        own = [self.ask("DeviceGetUUID", part) for part in slices if part is not None]
+        uuids = {uuid: uuid for uuid in own if uuid}
+        return uuids or {str(number): self.ask("DeviceGetUUID", whole) or ""}
 
     def gpu(self, name: str) -> NvmlGpu:
         """Describe a GPU, or the slice of one that MIG divides."""
@@ -88,13 +87,13 @@ class Driver:
         return NvmlGpu(
             name=name,
             model=self.ask("DeviceGetName", whole),
-            address=_text(self.ask("DeviceGetPciInfo", whole, read=lambda pci: pci.busId)),
+            address=self.ask("DeviceGetPciInfo", whole, read=lambda pci: pci.busId),
             used=memory and memory.used,
             total=memory and memory.total,
             reasons=self.ask("DeviceGetCurrentClocksThrottleReasons", whole),
             recovery=self._recovery(whole),
             pids=None if processes is None else [process.pid for process in processes],
-            uuid=self._uuid(part),
+            uuid=self.ask("DeviceGetUUID", part),
             capability=self.ask("DeviceGetCudaComputeCapability", whole),
             links=self._links(whole),
             **self._wear(whole),
@@ -150,13 +149,9 @@ class Driver:
 
     def _links(self, handle: Any) -> list[bool] | None:
         """Return which of a GPU's NVLinks are active; None without any."""
-        active: list[bool] = []
-        for number in range(getattr(self.nvml, "NVML_NVLINK_MAX_LINKS", 0)):
-            state = self.ask("DeviceGetNvLinkState", handle, number)
-            if state is None:
-                break
-            active.append(bool(state))
-        return active or None
+        numbers = range(getattr(self.nvml, "NVML_NVLINK_MAX_LINKS", 0))
+        states = (self.ask("DeviceGetNvLinkState", handle, number) for number in numbers)
+        return list(map(bool, takewhile(lambda state: state is not None, states))) or None
 
     def working(self, name: str) -> NvmlGpu:
         """Describe a GPU and its work since the answer before."""
@@ -170,10 +165,6 @@ class Driver:
             watts=ask("DeviceGetPowerUsage", whole, read=lambda milliwatts: milliwatts / 1000),
             celsius=ask("DeviceGetTemperature", whole, 0),
         )
-
-
-def _text(value: str | bytes | None) -> str | None:
-    return value.decode() if isinstance(value, bytes) else value
 
 
 def main(words: Sequence[str]) -> None:

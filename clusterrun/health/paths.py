@@ -11,7 +11,7 @@ from typing import Final
 
 from clusterrun.health.machine import gib
 from clusterrun.rundir.paths import PLACES_OF_ONE_MACHINE
-from clusterrun.shared.finding import Finding, Severity, bad, fail, note, ok, skip
+from clusterrun.shared.finding import BAD, Finding, bad, fail, note, ok, skip
 
 MOUNTS: Final = Path("/proc/self/mountinfo")
 LEAST_BYTES: Final = 100 << 20
@@ -36,9 +36,7 @@ def runs(path: Path, *, is_shared: bool) -> Finding:
         return fail(name, f"{place} is not a directory", _ELSEWHERE)
     if not os.access(place, os.W_OK | os.X_OK):
         return fail(name, f"{place} cannot be written", _ELSEWHERE)
-    if is_shared and f"{os.path.realpath(place)}/".startswith(
-        tuple(f"{place}/" for place in PLACES_OF_ONE_MACHINE)
-    ):
+    if is_shared and f"{os.path.realpath(place)}/".startswith(PLACES_OF_ONE_MACHINE):
         text = f"{path} is on a disk of this machine; the nodes cannot see it"
         return fail(name, text, _SHARED)
     kind = file_system(place) if is_shared else ""
@@ -80,9 +78,9 @@ def scratch() -> Finding:
     ]
     if os.path.realpath(place) != os.path.realpath(asked):
         found.append(note(name, f"{asked} cannot be written; {place} is used instead", hint))
-    wrong = [each for each in found if each.severity in (Severity.FAIL, Severity.NOTE)]
+    wrong = [each for each in found if each.severity in BAD]
     all_well = ok(name, "; ".join(each.text for each in found))
-    return min(wrong, key=lambda each: each.severity is Severity.NOTE, default=all_well)
+    return min(wrong, key=lambda each: BAD.index(each.severity), default=all_well)
 
 
 def _room(
@@ -91,7 +89,7 @@ def _room(
     """Judge what is free; `levels`: below the first a job fails, below the second it may."""
     found = os.statvfs(existing(path))
     if not (found.f_files if of_inodes else found.f_blocks):
-        return skip(name, "the file system does not count that")
+        return skip(name, "the file system does not report this")
     free = found.f_favail if of_inodes else found.f_bavail * found.f_frsize
     text = f"{f'{free} inodes' if of_inodes else gib(free)} are free for {path}"
     least, few = levels

@@ -88,9 +88,8 @@ def toolkit(cuda: str | None, environ: Mapping[str, str], *, is_sure: bool) -> F
     """Compare nvcc with the CUDA that torch was built with, as DeepSpeed's builder does."""
     name = "cuda.toolkit"
     if not cuda:
-        return skip(
-            name, "torch was built without CUDA" if cuda == "" else "torch's CUDA is unknown"
-        )
+        why = "torch was built without CUDA" if cuda == "" else "torch's CUDA is unknown"
+        return skip(name, why)
     program = _nvcc(environ)
     hint = f"load CUDA {cuda} with a module in setup:, or set CUDA_HOME"
     if program is None:
@@ -99,7 +98,7 @@ def toolkit(cuda: str | None, environ: Mapping[str, str], *, is_sure: bool) -> F
     found = _release(program)
     if not found:
         return skip(name, f"{program} does not print its version")
-    text = f"nvcc is of CUDA {found}, torch of CUDA {cuda}"
+    text = f"nvcc has CUDA {found}, but torch was built with CUDA {cuda}"
     if found.split(".")[0] != cuda.split(".")[0]:
         is_off = environ.get("DS_SKIP_CUDA_CHECK") == "1"
         text = f"{text}{', DS_SKIP_CUDA_CHECK=1' * is_off}"

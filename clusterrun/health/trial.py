@@ -295,9 +295,9 @@ def unreported(
     """Return the failure of a node that did not report; `words`: why, if that is known."""
     hint = f"look at it with: scontrol show node {node}; {_LEAVE_OUT.format(node)}"
     if words and words != UNSTARTED:
-        hint = f"mend that, or leave it out with --exclude {node}"
+        hint = f"correct this, or leave the node out with --exclude {node}"
     elif has_joined:
-        words = "no report, but it answered the first node: what it writes is not seen here"
+        words = "no report, but it answered the first node: its files are not visible here"
         hint = OTHER
     return fail("node.report", words or _SILENT.format(waited_s), hint)
 
@@ -314,10 +314,9 @@ def _computed(node: str, report: NodeReport, behind: Mapping[str, float]) -> Fin
     name, found = "node.compute", report.computed
     if found is None:
         return fail(name, "torch did not answer in time", f"try on the node: {_TRY}")
-    if errors := [
-        f"{device}: {each['error']}" for device, each in found.items() if "error" in each
-    ]:
-        return fail(name, errors[0], f"try on the node: {_TRY}")
+    for device, each in found.items():
+        if "error" in each:
+            return fail(name, f"{device}: {each['error']}", f"try on the node: {_TRY}")
     rate = _rate(report) or 0.0
     text = f"a matrix product on {count(len(found), 'device')}: {rate:.3g} TFLOP/s"
     if node in behind:

@@ -65,12 +65,8 @@ def decide_environment(
     invalid ones.
     """
     check_variables(spec)
-    given = {
-        name: (name, value, "yours (network.env)")
-        for name, value in spec.network_env.items()
-        if name not in spec.env
-    }
-    given |= {name: (name, value, "yours (env)") for name, value in spec.env.items()}
+    given = {n: (n, value, "yours (network.env)") for n, value in spec.network_env.items()}
+    given |= {n: (n, value, "yours (env)") for n, value in spec.env.items()}
     taken = {*given, *(new for new, old in _OLD_NAMES.items() if old in given)}
     torch = facts.interpreter.version_of("torch")
     ours = [row for row in _ours(spec, world, strategy, torch, threads) if row[0] not in taken]
@@ -136,10 +132,9 @@ _UNSET_FIRST = (
 
 def check_variables(spec: JobSpec) -> None:
     """Refuse variables that would break the launch. Raises UsageError."""
-    for variables in (spec.network_env, spec.env):
-        for name, value in variables.items():
-            _refuse_owned(name)
-            _refuse_harmful(name, value)
+    for name, value in (*spec.network_env.items(), *spec.env.items()):
+        _refuse_owned(name)
+        _refuse_harmful(name, value)
     for name in spec.pass_env:
         _refuse_owned(name)
         if re.fullmatch(_UNSET_FIRST, name):

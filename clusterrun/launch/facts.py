@@ -39,7 +39,7 @@ class Facts:
     """The machine and the cluster at one submission.
 
     `cluster` is decided (never AUTO); `workdir` and `runs_dir` are absolute, and so is `python`
-    unless it is a bare name, to be found on the node. `own_python` runs this process.
+    unless it is a bare name, to be found on the node.
     `missing` contains the job's paths that do not exist here, as written.
     `interpreter` is the file that `python` resolves to; `oldest` are the oldest supported versions,
     including Python's.
@@ -59,7 +59,6 @@ class Facts:
     local_gpus: tuple[str, ...] = ()
     local_cpus: int = 1
     platform: str = "linux"
-    own_python: str = ""
     missing: frozenset[str] = frozenset()
     accelerate_config_text: str = ""
     accelerate_keys: frozenset[str] = frozenset()

@@ -65,8 +65,7 @@ def runs_in_container(spec: JobSpec) -> bool:
 
 def is_of_one_machine(path: str, cluster: Cluster) -> bool:
     """Return whether a path is on each node's local disk, which can't be checked from here."""
-    places = tuple(f"{place}/" for place in PLACES_OF_ONE_MACHINE)
-    return not cluster.scheduler.is_this_machine and path.startswith(places)
+    return not cluster.scheduler.is_this_machine and path.startswith(PLACES_OF_ONE_MACHINE)
 
 
 def input_notes(spec: JobSpec, facts: Facts) -> Iterator[str]:
@@ -137,7 +136,13 @@ def interpreter_problem(spec: JobSpec, facts: Facts, strategy: Strategy) -> Usag
     if runs_in_container(spec):
         return None
     if not found.path:
-        return None if facts.cluster.scheduler.has_hosts else _absent(spec, facts)
+        comes_with_setup = "/" not in facts.python and spec.setup
+        if comes_with_setup or facts.cluster.scheduler.has_hosts:
+            return None
+        return UsageError(
+            f"there is no interpreter '{facts.python}' on this machine",
+            hint="name one with --python, or omit it to use the interpreter that runs clusterrun",
+        )
     texts = (too_old_text(found, facts.oldest, name) for name in ("python", *found.packages))
     if too_old := next(filter(None, texts), ""):
         return UsageError(too_old, hint=f"upgrade it, {_OTHER}")
@@ -159,15 +164,6 @@ def is_certain(spec: JobSpec, facts: Facts) -> bool:
     is_plain = all(step.tool in (Tool.VENV, Tool.CONDA) for step in steps)
     is_here = bool(facts.interpreter.path) or bool(facts.cluster.scheduler.is_this_machine)
     return is_plain and is_here and "PYTHONPATH" not in spec.env
-
-
-def _absent(spec: JobSpec, facts: Facts) -> UsageError | None:
-    if "/" not in facts.python and spec.setup:
-        return None  # the setup lines provide it
-    return UsageError(
-        f"there is no interpreter '{facts.python}' on this machine",
-        hint="name one with --python, or omit it to use the interpreter that runs clusterrun",
-    )
 
 
 def too_old_text(python: Interpreter, oldest: Mapping[str, tuple[int, int]], name: str) -> str:

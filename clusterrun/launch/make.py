@@ -93,7 +93,7 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
         entry=_entry(spec),
         workdir=facts.workdir,
         runs_dir=facts.runs_dir,
-        python=_python(spec, facts),
+        python=facts.python,
         setup=tuple(in_place(x, partial(posixpath.join, facts.workdir)) for x in spec.setup),
         directives=lines,
         srun_args=(*steps, *srun),
@@ -122,7 +122,7 @@ def _entry(spec: JobSpec) -> tuple[str, ...]:
         return (f"./{spec.script}" if spec.script.startswith("-") else spec.script, *spec.args)
     raise UsageError(
         "no training script given",
-        hint="name it: clusterrun submit train.py (or script: in clusterrun.yaml)",
+        hint="name the script in the command, such as train.py (or script: in clusterrun.yaml)",
     )
 
 
@@ -133,13 +133,6 @@ def job_name(spec: JobSpec) -> str:
         plain = re.sub(r"[^A-Za-z0-9._+-]+", "_", source)[:100]
         return f"job-{plain}" if plain in RESERVED_NAMES else plain
     return spec.name
-
-
-def _python(spec: JobSpec, facts: Facts) -> str:
-    is_known = spec.python and not spec.python.startswith("~/")
-    python = spec.python if spec.python and is_known else facts.python
-    is_path = "/" in python and not python.startswith("~/")
-    return posixpath.join(facts.workdir, python) if is_path else python
 
 
 def check_strategy(strategy: Strategy, world: World, python: Interpreter) -> None:
@@ -251,12 +244,17 @@ def _template(
 
 
 def _notes(spec: JobSpec, own: OwnFiles, facts: Facts, world: World, cpus: int) -> tuple[str, ...]:
-    notes = [*notes_on_file(spec, own, facts, world), *own.notes, *world.notes]
+    notes = [*notes_on_file(spec, own, facts, world), *own.notes]
+    scheduler = facts.cluster.scheduler
+    is_local, is_slurm = scheduler.is_this_machine, scheduler.reads_sbatch
+    is_chosen = spec.device is not Device.AUTO or own.use_cpu or scheduler.has_hosts
+    if world.device is Device.CPU and not is_chosen:
+        lack = "no GPU here" if is_local and not facts.local_gpus else "no GPU requested"
+        processes = f"{world.procs_per_node} CPU process{'es' * (world.procs_per_node > 1)}"
+        notes.append(f"{lack}: {processes} per node over gloo")
     if world.device is Device.CUDA and world.procs_per_node < world.gpus_per_node:
         idle = world.gpus_per_node - world.procs_per_node
         notes.append(f"{idle} of the {world.gpus_per_node} GPUs of each node stay idle")
-    scheduler = facts.cluster.scheduler
-    is_local, is_slurm = scheduler.is_this_machine, scheduler.reads_sbatch
     where = "on this machine" if is_local else "without Slurm"
     of_slurm = {
         "--sbatch-arg": spec.sbatch_args,
@@ -274,8 +272,7 @@ def _notes(spec: JobSpec, own: OwnFiles, facts: Facts, world: World, cpus: int) 
         notes.append(
             "no CPUs requested: without a site default, Slurm gives one per node (--cpus-per-task)"
         )
-    is_checked = facts.interpreter.is_known or facts.python == facts.own_python
-    if not spec.python and python_of(spec.setup) and not is_checked:
+    if not spec.python and python_of(spec.setup) and not facts.interpreter.is_known:
         notes.append(
             f"the nodes run {facts.python} from the environment that setup activates; clusterrun "
             "must be installed in this environment (--python names another)"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
 
 from clusterrun.errors import UsageError
 from clusterrun.launch.plan import Directive
@@ -64,23 +64,11 @@ SHORT: Final = {
     **{"l": "label", "r": "relative", "u": "unbuffered"},
 }
 _MEMORY: Final = ("mem", "mem-per-cpu", "mem-per-gpu")
-_RESOURCES: Final = ("gres", "tres-per-node", "tres-per-task")
+_WHOLE: Final = ("gpus", "mem", "time")  # although longer names begin with them
 _OF_PYXIS: Final = r"--(no-)?container-(?!id)"
-
-
-class Program(NamedTuple):
-    """A program that gets additional options through our option `flag`.
-
-    `owned` maps refused options to a hint.
-    """
-
-    name: str
-    flag: str
-    owned: Mapping[str, str]
-
-
-SBATCH: Final = Program(name="sbatch", flag="--sbatch-arg", owned=_OWNED_BY_SBATCH)
-SRUN: Final = Program(name="srun", flag="--srun-arg", owned=_OWNED_BY_SRUN)
+SBATCH: Final = "sbatch"
+SRUN: Final = "srun"
+_HINTS: Final = {SBATCH: _OWNED_BY_SBATCH, SRUN: _OWNED_BY_SRUN}
 
 
 def asks_for_gpus(arg: str) -> bool:
@@ -90,24 +78,24 @@ def asks_for_gpus(arg: str) -> bool:
     [True, True, False]
     """
     name = _option_name(arg)
-    is_of_gpu = name in _RESOURCES and re.search(r"\b(gpu|shard|mps)\b", arg)
+    is_of_gpu = name.startswith(("gres", "tres-per")) and re.search(r"\b(gpu|shard|mps)\b", arg)
     return name.startswith("gpus") or bool(is_of_gpu)
 
 
-def as_one_word(program: Program, args: Iterable[str]) -> tuple[str, ...]:
+def as_one_word(program: str, args: Iterable[str]) -> tuple[str, ...]:
     """Join each option with its value, since a directive is one word. Raises UsageError.
 
     >>> as_one_word(SBATCH, ["-p gpu", "--gres gpu:4", "--licenses=a b"])
     ('-pgpu', '--gres=gpu:4', '--licenses=a b')
     """
-    joined = []
+    joined, flag = [], f"--{program}-arg"
     for arg in args:
         found = re.match(r"(-[A-Za-z]|--[A-Za-z][\w-]*)\s+(?=\S)", arg)
         join = "=" if arg.startswith("--") else ""
         joined.append(f"{found[1]}{join}{arg[found.end() :]}" if found else arg)
         if re.search(r"\s(-[A-Za-z]\b|--[a-z])", joined[-1]) and "comment" not in arg:
-            hint = f"write each separately: {program.flag}=--nice=100 {program.flag}=--tmp=1G"
-            raise UsageError(f"{program.flag}: {arg!r} contains several options", hint=hint)
+            hint = f"write each separately: {flag}=--nice=100 {flag}=--tmp=1G"
+            raise UsageError(f"{flag}: {arg!r} contains several options", hint=hint)
     return tuple(joined)
 
 
@@ -120,7 +108,7 @@ def sets_cpus(arg: str) -> bool:
     return _option_name(arg).startswith("cpus-per-")
 
 
-def check_options(program: Program, args: Iterable[str], lines: Iterable[Directive] = ()) -> None:
+def check_options(program: str, args: Iterable[str], lines: Iterable[Directive] = ()) -> None:
     """Refuse options that clusterrun sets itself or that break the launch.
 
     `lines` are our own directives. Raises UsageError.
@@ -128,23 +116,25 @@ def check_options(program: Program, args: Iterable[str], lines: Iterable[Directi
     ours = sorted({line.name for line in lines})
     for arg in args:
         for text, hint in _problems(program, arg, ours):
-            raise UsageError(f"{program.flag} {text}", hint=hint)
+            raise UsageError(f"--{program}-arg {text}", hint=hint)
 
 
-def _problems(program: Program, arg: str, ours: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _problems(program: str, arg: str, ours: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield what is wrong with an option, and what to do; the first excludes the others."""
-    flag = program.flag
+    flag = f"--{program}-arg"
     if not re.match(r"--?[A-Za-z]", arg):
-        text = f"{arg!r} is not an option of {program.name}"
+        text = f"{arg!r} is not an option of {program}"
         yield text, f"write it as one word: {flag}=--nice=100"
-    if program is SBATCH and re.match(_OF_PYXIS, arg):
+    if program == SBATCH and re.match(_OF_PYXIS, arg):
         yield f"{arg} would also run the batch script in the container", f"use --srun-arg={arg}"
     name, is_long = _option_name(arg), arg.startswith("--")
-    for owned, hint in sorted(program.owned.items()):  # Slurm takes --arr for --array
+    for owned, hint in sorted(_HINTS[program].items()):  # Slurm takes --arr for --array
         if owned == name or (is_long and owned.startswith(name)):
             yield f"{arg} does not apply to a clusterrun job", hint
-    for own in _MEMORY if name in _MEMORY else (name,):
-        if own in ours:
+    is_memory = name == "mem" or name.startswith("mem-p")
+    for own in ours:
+        is_begun = is_long and name not in _WHOLE and own.startswith(name)
+        if own == name or is_begun or (is_memory and own in _MEMORY):
             yield f"{arg} duplicates clusterrun's own --{own}", "keep one of them"
 
 

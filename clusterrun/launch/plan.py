@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from clusterrun.config.spec import JobSpec
 
 SCHEMA = "clusterrun.plan-file/1"
-DEFAULT_PORTS = (20000, 29999)
 LOOPBACK = "127.0.0.1"
 
 
@@ -92,11 +91,6 @@ class Parallel:
     def model(self) -> int:
         """Return how many ranks work on the same samples."""
         return self.tensor * self.context * self.sequence
-
-    @property
-    def total(self) -> int:
-        """Return the product of all sizes."""
-        return self.replicate * self.shard * self.model
 
     def data(self, world: int) -> int:
         """Return the data-parallel size: the number of groups of ranks with different samples.
@@ -184,7 +178,7 @@ class Plan:
     log_lines_per_s: int
     accelerate_text: str = ""
     parallel: Parallel = field(default_factory=Parallel)
-    port_range: tuple[int, int] = DEFAULT_PORTS
+    port_range: tuple[int, int] = (20000, 29999)
     host_bytes: int = 0
     notes: tuple[str, ...] = ()
     is_smoke: bool = False

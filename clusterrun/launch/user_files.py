@@ -130,7 +130,7 @@ def _unix_text(text: str) -> str:
     return text if text.endswith("\n") else text + "\n"
 
 
-def yaml_error(spec: JobSpec, text: str, hint: str = "") -> ConfigError:
+def yaml_error(spec: JobSpec, text: str, hint: str | tuple[str, ...] = ()) -> ConfigError:
     """Return an error in the user's accelerate YAML."""
     return ConfigError(text, where=spec.accelerate_config, hint=hint)
 
@@ -291,7 +291,8 @@ def take_world(spec: JobSpec, own: OwnFiles, facts: Facts) -> JobSpec:
             raise yaml_error(spec, "distributed_type MULTI_GPU, but num_processes 1", hint)
         taken["nproc_per_node"] = each
     if facts.cluster.scheduler.is_this_machine and not _is_cpu(spec, own):
-        taken["gpu_ids"] = spec.gpu_ids or _gpu_ids(own)
+        ids = own.accelerate.get("gpu_ids")
+        taken["gpu_ids"] = spec.gpu_ids or (None if ids in (None, "all") else str(ids))
     elif each and not _is_cpu(spec, own):
         is_asked = spec.gpus_per_node is not None
         taken |= {} if is_asked else {"gpus_per_node": spec.nproc_per_node or each}
@@ -340,8 +341,3 @@ def _shape(spec: JobSpec, own: OwnFiles) -> tuple[int | None, int | None]:
 
 def _is_cpu(spec: JobSpec, own: OwnFiles) -> bool:
     return spec.device is Device.CPU or (spec.device is Device.AUTO and own.use_cpu)
-
-
-def _gpu_ids(own: OwnFiles) -> str | None:
-    ids = own.accelerate.get("gpu_ids")
-    return None if ids in (None, "all") else str(ids)

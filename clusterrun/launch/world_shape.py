@@ -24,7 +24,6 @@ class World(NamedTuple):
     gpus_per_node: int
     device: Device
     gpu_ids: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:
@@ -72,19 +71,14 @@ def _on_slurm(spec: JobSpec, *, cpu_by_file: bool) -> World:
     gpus = spec.gpus_per_node or 0
     procs = spec.nproc_per_node or gpus or 1
     device = spec.device
-    notes: tuple[str, ...] = ()
     if device is Device.AUTO:
         device = Device.CUDA if gpus and not cpu_by_file else Device.CPU
-        if not gpus:
-            notes = (f"no GPU requested: {_cpu_processes(procs)}",)
     if device is Device.CUDA and not gpus and spec.gpu_request is not GpuRequest.NONE:
         raise UsageError(
             "--device cuda, but no GPU is requested",
             hint="pass --gpus-per-node COUNT (--set slurm.gpu_request=none if the site adds them)",
         )
-    return World(
-        nodes=spec.nodes or 1, procs_per_node=procs, gpus_per_node=gpus, device=device, notes=notes
-    )
+    return World(nodes=spec.nodes or 1, procs_per_node=procs, gpus_per_node=gpus, device=device)
 
 
 def _on_hosts(spec: JobSpec, facts: Facts, *, cpu_by_file: bool) -> World:
@@ -126,10 +120,6 @@ def check_gpu_options(spec: JobSpec) -> None:
         )
 
 
-def _cpu_processes(count: int) -> str:
-    return f"{count} CPU process{'' if count == 1 else 'es'} per node over gloo"
-
-
 def _on_this_machine(spec: JobSpec, facts: Facts, *, cpu_by_file: bool) -> World:
     ids = _usable_gpus(spec, facts)
     device = _local_device(spec, facts, has_gpus=bool(ids), cpu_by_file=cpu_by_file)
@@ -151,13 +141,7 @@ def _on_this_machine(spec: JobSpec, facts: Facts, *, cpu_by_file: bool) -> World
             gpu_ids=ids[:wanted],
         )
     procs = spec.nproc_per_node or spec.gpus_per_node or 1
-    notes: tuple[str, ...] = ()
-    if spec.device is Device.AUTO and device is Device.CPU and not cpu_by_file:
-        reason = "no GPU requested" if ids else "no GPU here"
-        notes = (f"{reason}: {_cpu_processes(procs)}",)
-    return World(
-        nodes=spec.nodes or 1, procs_per_node=procs, gpus_per_node=0, device=device, notes=notes
-    )
+    return World(nodes=spec.nodes or 1, procs_per_node=procs, gpus_per_node=0, device=device)
 
 
 def _usable_gpus(spec: JobSpec, facts: Facts) -> tuple[str, ...]:
@@ -239,7 +223,7 @@ def check_sizes(asked: Parallel, strategy: Strategy, world: World) -> None:
 
 
 def _check_product(asked: Parallel, sizes: Parallel, world: World) -> None:
-    if sizes.total == world.size:
+    if sizes.replicate * sizes.shard * sizes.model == world.size:
         return
     data = asked.data(world.size)
     named = _named(asked, "replicate", "shard") or f"a copy on each of {world.nodes} nodes"

@@ -61,7 +61,7 @@ _OUTPUT = (
 
 @rule(
     "never-joins",
-    "the script trains, but nothing in it joins the ranks: each would train a model of its own",
+    "the script trains, but nothing in it joins the ranks: each would train its own model",
     "wrap the model in DistributedDataParallel after init_process_group(), or use accelerate",
 )
 def _never_joins(script: Script, launch: Launch) -> Iterator[Found]:
@@ -78,7 +78,7 @@ def _never_joins(script: Script, launch: Launch) -> Iterator[Found]:
 
 @rule(
     "spawns-ranks",
-    "each rank that clusterrun starts would start ranks of its own",
+    "each rank that clusterrun starts would start its own ranks",
     "call the function once, with RANK, LOCAL_RANK and WORLD_SIZE from the environment",
 )
 def _spawns(script: Script, launch: Launch) -> Iterator[Found]:
@@ -91,7 +91,7 @@ def _spawns(script: Script, launch: Launch) -> Iterator[Found]:
 
 @rule(
     "fixed-address",
-    "on several nodes, each node would wait for itself or form a world of its own",
+    "on several nodes, each node would wait for itself or form its own world",
     "remove it: clusterrun sets MASTER_ADDR to the first node",
 )
 def _fixed_address(script: Script, launch: Launch) -> Iterator[Found]:
@@ -138,7 +138,7 @@ def _fixed_rank(script: Script, launch: Launch) -> Iterator[Found]:
 
 @rule(
     "fixed-world-size",
-    "the number of ranks in the script is not the job's",
+    "the number of ranks in the script differs from the job's",
     "call init_process_group() without world_size and rank: it reads the launcher's variables",
 )
 def _fixed_world_size(script: Script, launch: Launch) -> Iterator[Found]:
@@ -422,7 +422,7 @@ _RESUMES = r"(?i)\bload\(|load_|resum|restor|checkpoint|ckpt|snapshot|clusterrun
 
 @rule(
     "missing-file",
-    "the ranks would not find it, after the job has waited in the queue",
+    "the job would wait in the queue, and then the ranks would not find it",
     "correct the path, which starts from the directory of the submission",
 )
 def _missing_file(script: Script, launch: Launch) -> Iterator[Found]:

@@ -361,8 +361,7 @@ class JsonView(View):
             "stream": stream.label,
             "attempt": attempt,
         }
-        file = self.paths.log(attempt, node).relative_to(self.paths.root)
-        after = {"file": str(file)}
+        after = {"file": str(self.paths.log(attempt, node).relative_to(self.paths.root))}
         frame = to_json(before).decode()[1:-2], to_json(after).decode()[1:-2]
         self._frames[source] = frame
         return frame

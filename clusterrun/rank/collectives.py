@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from clusterrun.errors import ClusterrunError
 from clusterrun.rank.emit import say
@@ -31,11 +31,9 @@ _Part = TypeVar("_Part")
 
 def joined_world() -> tuple[int, int]:
     """Return this process's rank and the size of the world that it has joined."""
-    distributed = _distributed()
-    if distributed is not None:
+    if (distributed := _distributed()) is not None:
         return distributed.get_rank(), distributed.get_world_size()
-    size = os.environ.get("WORLD_SIZE", "1")
-    if size != "1":
+    if (size := os.environ.get("WORLD_SIZE", "1")) != "1":
         raise ClusterrunError(
             f"this rank has not joined the {size} ranks with which it saves and resumes: "
             "call torch.distributed.init_process_group or create the Accelerator first"
@@ -45,8 +43,7 @@ def joined_world() -> tuple[int, int]:
 
 def gathered(value: Any) -> list[Any]:
     """Return the values of all ranks in order, once all have called."""
-    distributed = _distributed()
-    if distributed is None:
+    if (distributed := _distributed()) is None:
         return [value]
     values = [None] * distributed.get_world_size()
     distributed.all_gather_object(values, value)
@@ -55,8 +52,7 @@ def gathered(value: Any) -> list[Any]:
 
 def broadcast(value: _Part, source: int = 0) -> _Part:
     """Return the value of rank `source` on all ranks."""
-    distributed = _distributed()
-    if distributed is None:
+    if (distributed := _distributed()) is None:
         return value
     box = [value]
     distributed.broadcast_object_list(box, src=source)
@@ -90,8 +86,7 @@ def agreed_problem(deed: Callable[[], object] | None) -> str:
         if deed is not None:
             deed()
     except Exception as error:
-        problem = disk_problem(error)
-        if not problem:
+        if not (problem := disk_problem(error)):
             raise
     return _first(gathered(problem))
 
@@ -118,11 +113,6 @@ def _distributed() -> Any:
 # Checkpoints of nodes that share no directory: each keeps a part, and fetches what it lacks
 
 
-def is_apart() -> bool:
-    """Return whether nodes have checkpoint directories of their own."""
-    return bool(os.environ.get(APART))
-
-
 @dataclass(frozen=True, kw_only=True)
 class Sharing:
     """The ranks that share this rank's checkpoint directory: all, or those of its node.
@@ -140,19 +130,14 @@ class Sharing:
     def of_this_rank(cls) -> Sharing:
         """Return the groups of this world, the same on all ranks."""
         here, world_size = joined_world()
-        if not is_apart():
+        if not (owner := os.environ.get(APART)):
             return cls(here=here, groups=(range(world_size),))
-        owner, node = os.environ[APART], os.environ.get("CLUSTERRUN_NODE") or os.uname().nodename
+        node = os.environ.get("CLUSTERRUN_NODE") or os.uname().nodename
         every = gathered((node if owner == "1" else owner, round(time.time(), 6)))
         groups: dict[str, list[int]] = {}
         for rank, (node, _) in enumerate(every):
             groups.setdefault(node, []).append(rank)
         return cls(here=here, groups=[*groups.values()], nodes=[*groups], at=every[0][1])
-
-    @property
-    def is_apart(self) -> bool:
-        """Return whether each node has its own directory."""
-        return bool(self.nodes)
 
     @property
     def number(self) -> int:
@@ -176,14 +161,13 @@ class Sharing:
 
     def each(self, value: _Part) -> list[_Part]:
         """Return on all ranks the values of the first rank of each group."""
-        if not self.is_apart:
+        if not self.nodes:
             return [broadcast(value)]
         values = gathered(value)
         return [values[ranks[0]] for ranks in self.groups]
 
 
-@dataclass(frozen=True, kw_only=True)
-class SavedPart:
+class SavedPart(NamedTuple):
     """What one node has of a checkpoint; nothing if there is a problem with its marker."""
 
     node: str

@@ -22,7 +22,7 @@ from types import FunctionType, ModuleType
 from typing import Any, NoReturn
 
 from clusterrun import runtime
-from clusterrun.errors import WorldContractError
+from clusterrun.errors import ClusterrunError
 from clusterrun.rank import trainers
 from clusterrun.rank.emit import answer_asks, own_rank, rank, say, say_once
 from clusterrun.rank.engine import (
@@ -51,7 +51,7 @@ WHY_ALONE = (
     "accelerate would train a separate model in each rank: usually no GPU is usable here and"
     " ACCELERATE_USE_CPU is not true (use_cpu in its configuration is not enough)"
 )
-OnBroken = Callable[[WorldContractError, str], NoReturn]
+OnBroken = Callable[[ClusterrunError, str], NoReturn]
 
 
 class Contract:
@@ -66,6 +66,7 @@ class Contract:
         self.expected = int(env.get("CLUSTERRUN_WORLD_SIZE", "0"))
         self.local = int(env.get("CLUSTERRUN_LOCAL_WORLD_SIZE", "0"))
         self.holds = env.get("CLUSTERRUN_WORLD_CONTRACT", "0") == "1" and self.expected > 0
+        self.is_checked = self.holds and self.expected > 1  # it must join others
         self.timeout_s = int(env.get("CLUSTERRUN_TIMEOUT_S", "0") or "0")
         self.backend = env.get("CLUSTERRUN_BACKEND", "")
         self.had_group = False
@@ -85,11 +86,6 @@ class Contract:
     def is_mine(self) -> bool:
         """Return whether this process is the rank, not one that the rank started."""
         return os.getpid() == self._pid
-
-    @property
-    def is_checked(self) -> bool:
-        """Return whether the rank must join others."""
-        return self.holds and self.expected > 1
 
     @property
     def has_joined(self) -> bool:
@@ -119,7 +115,7 @@ class Contract:
         """End the rank with a message, unless the contract is switched off."""
         if self.holds:
             hints = (hint, SWITCH_OFF) if hint else (SWITCH_OFF,)
-            self._on_broken(WorldContractError(message, cause=cause, hint=hints), kind)
+            self._on_broken(ClusterrunError(message, cause=cause, hint=hints), kind)
 
     def check_environment(self, env: Mapping[str, str]) -> None:
         """Check WORLD_SIZE, LOCAL_WORLD_SIZE and RANK against the job."""
@@ -133,8 +129,7 @@ class Contract:
             ("LOCAL_WORLD_SIZE", self.local, "on this node", "world"),
             ("WORLD_SIZE", self.expected, "in total", "world_elsewhere"),
         ):
-            value = env.get(name, "")
-            if value != str(expected):
+            if (value := env.get(name, "")) != str(expected):
                 ranks = "1 rank" if value == "1" else f"{value or 0} ranks"
                 self.break_off(
                     f"the launcher started {ranks} {where}, but the job requested {expected}",

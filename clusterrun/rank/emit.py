@@ -41,17 +41,21 @@ def _first_number(*names: str) -> int:
     return next((int(text) for text in found if text.isdigit()), 0)
 
 
+def spool_file(kind: str) -> str:
+    """Return this rank's file of a kind in the spool, for the agent; "" outside a run."""
+    spool = os.environ.get("CLUSTERRUN_SPOOL")
+    return os.path.join(spool, f"rank_{own_rank()}.{kind}") if spool else ""
+
+
 def emit(kind: str, /, **fields: Any) -> None:
     """Append one event, a line of JSON, to the rank's file in the spool, if there is a spool.
 
     Fields can't replace `type` and `rank`. The middle of a long text is dropped.
     """
-    spool = os.environ.get("CLUSTERRUN_SPOOL")
-    if not spool:
+    if not (path := spool_file("events")):
         return
     about = {"type": kind, "rank": own_rank()}
-    path = os.path.join(spool, f"rank_{own_rank()}.events")
-    try:
+    with contextlib.suppress(Exception):  # a full disk or an odd value must not end a training
         texts = {name: shortened(text) for name, text in fields.items() if isinstance(text, str)}
         event = {"ts": round(time.time(), 6), **about, **fields, **texts, **about}
         line = json.dumps(event, default=str).encode() + b"\n"
@@ -60,8 +64,6 @@ def emit(kind: str, /, **fields: Any) -> None:
             os.write(descriptor, line)
         finally:
             os.close(descriptor)
-    except Exception:  # noqa: BLE001 - a full disk or an odd value must not end a training
-        return
 
 
 def say(line: str) -> None:
@@ -81,11 +83,10 @@ def number(value: Any) -> Any:
         return value
     with contextlib.suppress(Exception):
         return operator.index(value)
-    try:
+    with contextlib.suppress(Exception):  # a value of a user's class may raise anything
         number = float(value)
-    except Exception:  # noqa: BLE001 - a value of a user's class may raise anything
-        return str(type(value).__name__)
-    return number if math.isfinite(number) else None  # JSON has no inf or nan
+        return number if math.isfinite(number) else None  # JSON has no inf or nan
+    return str(type(value).__name__)
 
 
 class LossWatch:
@@ -110,13 +111,10 @@ class LossWatch:
 
     def see_written(self, metrics: Mapping[str, Any]) -> None:
         """Take the loss of a report that is written, if `see` did not."""
-        loss = _loss(metrics)
-        if loss is None or isinstance(loss, int | float | str):
+        if (loss := _loss(metrics)) is None or isinstance(loss, int | float | str):
             return
-        try:
+        with contextlib.suppress(Exception):  # a value of a user's class may raise anything
             self._take(float(loss))
-        except Exception:  # noqa: BLE001 - a value of a user's class may raise anything
-            return
 
     def _take(self, loss: float) -> None:
         self.count += 1
@@ -150,17 +148,15 @@ def answer_asks() -> None:
     It sleeps in a read of a pipe, and costs nothing. It cannot answer while the main thread holds
     the GIL. Start it when the rank has joined a process group: before, nothing is recorded.
     """
-    spool = os.environ.get("CLUSTERRUN_SPOOL")
-    if not spool or _started == [os.getpid()]:
+    if not (ours := spool_file("ask")) or _started == [os.getpid()]:
         return
     _started[:] = [os.getpid()]
     with contextlib.suppress(OSError, RuntimeError):  # a rank trains without it
-        ours = os.path.join(spool, f"rank_{own_rank()}.ask")
         with contextlib.suppress(FileExistsError):
             os.mkfifo(ours, 0o600)
         pipe = os.open(ours, os.O_RDWR | os.O_CLOEXEC)
         # Not a threading.Thread: the script may wait for all of these, or count them.
-        _thread.start_new_thread(_answer, (pipe, spool, own_rank()))
+        _thread.start_new_thread(_answer, (pipe, os.path.dirname(ours), own_rank()))
 
 
 def _answer(pipe: int, spool: str, rank: int) -> None:

@@ -18,8 +18,8 @@ from types import FunctionType, ModuleType
 from typing import Any, NoReturn
 
 from clusterrun import runtime
-from clusterrun.errors import NodeExit, WorldContractError, shortened
-from clusterrun.rank.emit import own_rank
+from clusterrun.errors import ClusterrunError, NodeExit, shortened
+from clusterrun.rank.emit import own_rank, spool_file
 from clusterrun.shared.files import write_whole
 
 STACK_LETTERS = 1 << 16  # a stack ends with the message, which may be long
@@ -54,18 +54,16 @@ class RankEnd:
             self._code = code
             _report(code, message, cause, error)
 
-    def break_off(self, error: WorldContractError, kind: str) -> NoReturn:
+    def break_off(self, error: ClusterrunError, kind: str) -> NoReturn:
         """Report the broken world contract, and exit without running code of the script."""
         more = [f"cause: {error.cause}"] if error.cause else []
         more += [f"hint: {hint}" for hint in error.hints]
-        lines = [f"clusterrun: error: the world contract is broken: {error.message}"]
-        lines += [f"  {line}" for line in more]
+        first = f"clusterrun: error: the world contract is broken: {error.message}"
         code = int(NodeExit.WORLD_BROKEN)
-        message = "\n".join([f"world contract broken: {error.message}", *more])
-        _report(code, message, kind, error)
+        _report(code, "\n".join([f"world contract broken: {error.message}", *more]), kind, error)
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
-            sys.stderr.write("\n".join(lines) + "\n")
+            sys.stderr.write("\n  ".join([first, *more]) + "\n")
             sys.stderr.flush()
         os._exit(code)
 
@@ -169,7 +167,7 @@ def _peaks() -> dict[str, int]:
 
 def _report(code: int, message: str, cause: str, error: BaseException) -> None:
     """Report the rank's failure once: a process that it started may have reported it."""
-    ours = error_file()
+    ours = spool_file("error.json")  # the agent looks for it
     if ours and os.path.exists(ours):
         return
     at = round(time.time(), 6)
@@ -184,12 +182,6 @@ def _report(code: int, message: str, cause: str, error: BaseException) -> None:
             write_whole(Path(path), text)
     where = _where(error)
     runtime.emit("rank_exit", code=code, message=message, cause=cause, where=where, ts=at)
-
-
-def error_file() -> str:
-    """Return where the agent looks for this rank's error; empty outside a run."""
-    spool = os.environ.get("CLUSTERRUN_SPOOL")
-    return os.path.join(spool, f"rank_{own_rank()}.error.json") if spool else ""
 
 
 @functools.cache

@@ -151,8 +151,7 @@ class EngineWatch:
         self._world.break_off(message, cause=cause, hint=hint, kind="engine")
 
     def _watch_class(self, name: str, engine: Engine, module: ModuleType) -> None:
-        watched: Any = getattr(module, name, None)
-        if watched is None:
+        if (watched := getattr(module, name, None)) is None:
             return
         original = watched.__init__
 

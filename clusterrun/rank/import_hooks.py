@@ -35,8 +35,7 @@ class _Hook:
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        patch = self._patches.get(name)
-        if patch is None:
+        if (patch := self._patches.get(name)) is None:
             return None
         for finder in sys.meta_path:
             spec = None if finder is self else finder.find_spec(name, path, target)

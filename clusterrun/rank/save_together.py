@@ -39,12 +39,12 @@ LEAVING_S = 20.0  # for which an exiting process waits for the removal
 
 
 class Checkpoints:
-    """The checkpoints of one training, in a directory that all its nodes share, or one on each.
+    """The checkpoints of one run, in a directory that all nodes share, or in one on each node.
 
     `directory` defaults to that of the run, which all attempts share. The newest `keep` complete
-    checkpoints are kept. `settings` are the values that must not change on a resume, such as the
-    effective batch; each checkpoint stores them as JSON. Settings named in `override` may change:
-    the change is reported, and stored in later checkpoints.
+    checkpoints are kept. `settings` are the values that must not change when a run resumes, such as
+    the effective batch; each checkpoint stores them as JSON. Settings named in `override` may
+    change: clusterrun reports the change, and stores it in later checkpoints.
     """
 
     def __init__(
@@ -55,8 +55,7 @@ class Checkpoints:
         settings: Mapping[str, Any] | None = None,
         override: Collection[str] = (),
     ) -> None:
-        found = directory or os.environ.get("CLUSTERRUN_CHECKPOINT_DIR")
-        if not found:
+        if not (found := directory or os.environ.get("CLUSTERRUN_CHECKPOINT_DIR")):
             raise ValueError("a directory is required outside a run of clusterrun")
         if keep < 1:
             raise ValueError(f"keep={keep}: keep at least 1 checkpoint")
@@ -68,7 +67,7 @@ class Checkpoints:
         self._overrides: Sequence[Mapping[str, Any]] = ()
 
     def newest(self) -> Checkpoint | None:
-        """Return the newest complete checkpoint, the same on all ranks; each verifies its share.
+        """Return the newest complete checkpoint, the same on all ranks; each checks its own files.
 
         Rank 0 reports newer incomplete ones and overridden settings on its stderr. Raises
         ClusterrunError for a name in `override` that is not a setting.
@@ -97,7 +96,7 @@ class Checkpoints:
     def resumable(
         self, world_size: int | None = None, *, overridable: Collection[str] = ()
     ) -> Checkpoint | None:
-        """Return the checkpoint to resume from, the same on all ranks; None to start anew.
+        """Return the checkpoint to resume from, the same on all ranks; None to start over.
 
         `world_size` is the required world size (None: any). `overridable` lists the settings that
         the script's flag --override may name. Raises SystemExit with reason and hint, on all ranks,
@@ -251,9 +250,8 @@ def overridden(
 
 def refusal(reason: str, *hints: str) -> SystemExit:
     """Return the SystemExit that ends a script with an error line and hints below it."""
-    return SystemExit(
-        "\n".join([f"error: {reason}", *(f"  hint: {hint}" for hint in hints if hint)])
-    )
+    lines = [f"error: {reason}", *(f"  hint: {hint}" for hint in hints if hint)]
+    return SystemExit("\n".join(lines))
 
 
 def _advice(
@@ -265,8 +263,7 @@ def _advice(
     """Return a hint on how to resume from a checkpoint that differs."""
     parts = []
     if "effective_batch" in changed:
-        was = changed["effective_batch"][0]
-        parts.append(f"keep batch size x accumulation x ranks = {was}")
+        parts.append(f"keep batch size x accumulation x ranks = {changed['effective_batch'][0]}")
     if world_size not in (None, found.world_size):
         parts.append(f"keep the number of ranks at {found.world_size}")
     if names := [name for name in changed if name in overridable]:
@@ -291,8 +288,7 @@ def _refusals() -> Iterator[list[str]]:
         try:
             save(state, file, *args, **options)
         except Exception as error:
-            problem = disk_problem(error)
-            if not problem:
+            if not (problem := disk_problem(error)):
                 raise
             refused.append(problem)
             with contextlib.suppress(OSError, TypeError):
@@ -407,7 +403,7 @@ def _verified(path: Path, sharing: Sharing) -> tuple[Checkpoint | None, str]:
         raise ClusterrunError(f"{path.name} can't be read: {problem}")
     if any(faults):
         return None, min(filter(None, faults))  # in file order, as with one rank
-    return completed(parts, sharing) if sharing.is_apart else own.found, ""
+    return completed(parts, sharing) if sharing.nodes else own.found, ""
 
 
 def _await_directory(path: Path) -> None:
@@ -424,7 +420,6 @@ def _await_directory(path: Path) -> None:
 
 def _is_listed(path: Path) -> bool:
     """Return whether its parent lists it: NFS caches that a name is missing, but no listing."""
-    try:
+    with contextlib.suppress(OSError):
         return path.name in os.listdir(path.parent)
-    except OSError:
-        return False
+    return False

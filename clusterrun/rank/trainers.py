@@ -30,14 +30,7 @@ from clusterrun.rank.emit import emit, say, say_once
 from clusterrun.rank.import_hooks import Patch
 from clusterrun.rank.save_together import has_successor, own_attempt, refusal
 from clusterrun.shared import checkpoint_files
-from clusterrun.shared.checkpoint_files import (
-    ANY,
-    TRAINERS,
-    UNREAD,
-    Checkpoint,
-    IncompleteError,
-    Sums,
-)
+from clusterrun.shared.checkpoint_files import TRAINERS, UNREAD, Checkpoint, IncompleteError, Sums
 
 _STATE, _ARGUMENTS = "trainer_state.json", "training_args.bin"
 _RANDOM = "rng_state_{}.pth"  # a zip archive that each rank of several writes last
@@ -225,11 +218,10 @@ def saved(args: Any, state: Any) -> None:
         known = {_STATE: checkpoint_files.checksum(path / _STATE)}
         files = {name: ((path / name).stat().st_size, known.get(name, UNREAD)) for name in names}
         (record := _record(folder, step)).mkdir(parents=True, exist_ok=True)
-        checkpoint_files.mark(
-            Checkpoint(path=path, attempt=own_attempt(), **about), files, record=record
-        )
+        found = Checkpoint(path=path, attempt=own_attempt(), **about)
+        checkpoint_files.mark(found, files, record=record)
     except OSError as error:
-        say_once(f"what the Trainer saved can't be recorded, so no attempt continues it: {error}")
+        say_once(f"the Trainer's checkpoint can't be recorded, so no attempt can use it: {error}")
         return
     emit("checkpoint", path=str(path), step=step)
 
@@ -240,7 +232,7 @@ def _record(folder: str, step: int) -> Path:
 
 
 def _records(folder: str) -> list[tuple[int, Path]]:
-    listed = checkpoint_files.listed(_record(folder, 0).parent, ANY)
+    listed = checkpoint_files.listed(_record(folder, 0).parent, checkpoint_files.ANY)
     return [(step, record) for step, record in listed if record == _record(folder, step)]
 
 
@@ -267,10 +259,8 @@ def _newest(folder: str, here: int, settings: Mapping[str, int], last: int) -> s
             hint = "keep batch size x accumulation x ranks, or resume with --from scratch"
             raise refusal(f"can't continue from {path}: {words}", hint)
         else:
-            tell(
-                f"the Trainer continues from {path} (to start over: "
-                "--set launch.trainer_resume=false)"
-            )
+            over = "to start over: --set launch.trainer_resume=false"
+            tell(f"the Trainer continues from {path} ({over})")
             return str(path)
     if offered:
         tell("the Trainer starts over: no checkpoint of this run can be used")

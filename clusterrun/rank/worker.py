@@ -26,8 +26,8 @@ from typing import Any
 from clusterrun import runtime
 from clusterrun.errors import shortened
 from clusterrun.rank import contract as world
-from clusterrun.rank.emit import own_rank
-from clusterrun.rank.ending import RankEnd, endings, error_file, leave_last, one_line
+from clusterrun.rank.emit import spool_file
+from clusterrun.rank.ending import RankEnd, endings, leave_last, one_line
 from clusterrun.shared import given
 from clusterrun.shared.control_page import STACKS_SIGNAL
 from clusterrun.shared.files import DISK_FAULTS, last_line
@@ -48,17 +48,16 @@ def main() -> None:
     os.environ[given.OWN_RANK] = str(runtime.rank())
     os.environ[given.STORE_PORT] = os.environ.get("MASTER_PORT", "")
     with contextlib.suppress(OSError):
-        os.unlink(error_file())
+        os.unlink(spool_file("error.json"))
     leave_last()
-    ending = RankEnd()
-    endings.append(ending)
+    endings.append(ending := RankEnd())
     if (launcher := os.environ.get("CLUSTERRUN_LAUNCHER_PID", "")).isdigit():
         # For the kernel, the parent is the thread that started this process (prctl(2)).
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
         if os.getppid() != int(launcher):
             os._exit(128 + signal.SIGKILL)
-    if spool := os.environ.get("CLUSTERRUN_SPOOL"):
-        _move_output(os.path.join(spool, f"rank_{own_rank()}"))
+    if spool_file("out"):
+        _move_output()
     faulthandler.enable()
     if os.environ.pop("CLUSTERRUN_QUIET_LAUNCHER", ""):
         os.environ.pop("TORCH_CPP_LOG_LEVEL", None)
@@ -76,14 +75,14 @@ def main() -> None:
     _run(argv, contract, ending)
 
 
-def _move_output(name: str) -> None:
+def _move_output() -> None:
     """Redirect fd 1 and 2 to files, so that a stopped agent can't block a rank that prints.
 
     Stacks, which a rank writes on a signal that the agent sends in a hang, are a third one.
     """
     for descriptor, stream, ending in ((1, sys.stdout, "out"), (2, sys.stderr, "err")):
         stream.flush()
-        target = os.open(f"{name}.{ending}", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        target = os.open(spool_file(ending), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         os.dup2(target, descriptor)
         os.close(target)
     moved = [file for file in (sys.stdout, sys.stderr) if isinstance(file, io.TextIOWrapper)]
@@ -91,7 +90,7 @@ def _move_output(name: str) -> None:
         _forgive_full_disk(file.buffer)
     if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.write_through:
         sys.stdout.reconfigure(line_buffering=True)  # whole lines survive a crash
-    _kept.append(file := open(f"{name}.stacks", "w", encoding="utf-8"))  # noqa: SIM115 - open until exit
+    _kept.append(file := open(spool_file("stacks"), "w", encoding="utf-8"))  # noqa: SIM115 - open until exit
     faulthandler.register(STACKS_SIGNAL, file=file, all_threads=False, chain=False)
 
 
@@ -199,10 +198,9 @@ def _look_first_in(directory: str) -> None:
 
 def _last_line_on_stderr() -> str:
     """Return the last line that the script wrote to stderr, such as argparse's error."""
-    spool = os.environ.get("CLUSTERRUN_SPOOL")
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.flush()
-    return last_line(Path(spool) / f"rank_{runtime.rank()}.err") if spool else ""
+    return last_line(Path(spool_file("err")))
 
 
 if __name__ == "__main__":

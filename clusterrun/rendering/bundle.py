@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from clusterrun import __version__
 from clusterrun.config.environments import SetupStep, Tool, read_step
 from clusterrun.config.hosts import parse_host
+from clusterrun.config.settings import yaml_text
 from clusterrun.errors import ConfigError, NodeExit
 from clusterrun.launch.accelerate_argv import (
     RUN_DIR,
@@ -37,8 +37,6 @@ class Quoted(str):
     """A text that is safe in a rendered file."""
 
 
-_PLAIN_SCALAR = r"[A-Za-z][A-Za-z_]*\Z"
-_NOT_PLAIN = frozenset(("true", "false", "yes", "no", "on", "off", "null", "y", "n"))
 # Control characters would break the line (and sbatch refuses a script with carriage returns);
 # lone surrogates are bytes that were not UTF-8.
 _NEEDS_ESCAPES = r"[\x00-\x1f\x7f\ud800-\udfff]"
@@ -94,12 +92,7 @@ def yaml_scalar(value: object) -> Quoted:
     >>> print(yaml_scalar(True), yaml_scalar("MULTI_GPU"), yaml_scalar("no"))
     true MULTI_GPU "no"
     """
-    if isinstance(value, bool | int):
-        return Quoted(json.dumps(value))
-    text = _text(value)
-    if re.match(_PLAIN_SCALAR, text) and text.lower() not in _NOT_PLAIN:
-        return Quoted(text)
-    return Quoted(json.dumps(text, ensure_ascii=False))
+    return Quoted(str(value).lower() if isinstance(value, bool | int) else yaml_text(_text(value)))
 
 
 def comment_text(value: object) -> Quoted:
@@ -144,14 +137,6 @@ class Bundle(NamedTuple):
         return self.files["job.sbatch"]
 
 
-class Carried(NamedTuple):
-    """One file that the batch script carries in a here-document."""
-
-    name: str
-    delimiter: Quoted
-    text: Quoted
-
-
 def render_bundle(plan: Plan, *, resolved_yaml: str, template_dirs: Sequence[Path] = ()) -> Bundle:
     """Render every file of a run; the same plan gives the same bytes.
 
@@ -182,7 +167,7 @@ def render_bundle(plan: Plan, *, resolved_yaml: str, template_dirs: Sequence[Pat
         for name, text in carried.items()
     }
     files = [
-        Carried(name=name, delimiter=Quoted(_delimiter(text)), text=Quoted(text))
+        {"name": name, "delimiter": Quoted(_delimiter(text)), "text": Quoted(text)}
         for name, text in carried.items()
     ]
     values |= {"carried": files, "directory": directory_name(plan.name)}
@@ -252,7 +237,7 @@ def by_hand(plan: Plan, bundle: Bundle) -> Iterator[str]:
 
     Each is complete: it needs the project, the interpreter and a POSIX shell on its host.
     """
-    yield "# Run each line in a terminal of its own. Nothing watches or restarts these processes."
+    yield "# Run each line in its own terminal. Nothing watches or restarts these processes."
     yield f"# Each host needs the project in {plan.workdir!r}. Nothing is copied."
     if plan.precision is Precision.HEAD:
         yield "# On GPUs without bf16, write --mixed_precision fp16."

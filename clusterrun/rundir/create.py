@@ -91,12 +91,10 @@ def _make_parents(runs_dir: RunsDir, paths: RunPaths) -> None:
 
 def _is_shared(found: os.stat_result) -> bool:
     """Return whether other users can rename entries of a directory."""
-    private = user_name(os.getuid())  # a group of the user's name, usual with a umask of 002
-    try:
-        is_private = grp.getgrgid(found.st_gid).gr_name == private
-    except KeyError:
-        is_private = False
-    open_to = stat.S_IWOTH | (0 if is_private else stat.S_IWGRP)
+    open_to = stat.S_IWOTH | stat.S_IWGRP
+    with contextlib.suppress(KeyError):  # the group has no name
+        if grp.getgrgid(found.st_gid).gr_name == current_user():  # usual with a umask of 002
+            open_to = stat.S_IWOTH
     return not found.st_mode & stat.S_ISVTX and bool(found.st_mode & open_to)
 
 
@@ -138,7 +136,7 @@ def remove_old(runs_dir: RunsDir, found: Iterable[RunPaths]) -> None:
         with contextlib.suppress(OSError):  # other runs have the name
             paths.root.parent.rmdir()
     removed = [runs_dir.run(path.parent.name, path.name) for path in top.glob("*/*")]
-    targets = {link_target(runs_dir, paths) for paths in removed}
+    targets = {link_target(paths) for paths in removed}
     for link in runs_dir.by_job.glob("*") if removed else ():
         if link.is_symlink() and os.readlink(link) in targets:
             link.unlink()

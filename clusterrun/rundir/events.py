@@ -6,6 +6,7 @@ below. Ranks write the same lines, without attempt and node, for their agent.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -107,13 +108,10 @@ def read(path: Path, types: Iterable[EventType]) -> Iterator[Event]:
     Skip other lines without parsing: a month-long run reports millions of steps.
     """
     names = tuple(f'"{kind.value}"'.encode() for kind in types)
-    try:
-        with open_regular(path) as lines:
-            for line in lines:
-                if any(name in line for name in names) and (event := parse(line)):
-                    yield event
-    except OSError:
-        return
+    with contextlib.suppress(OSError), open_regular(path) as lines:
+        for line in lines:
+            if any(name in line for name in names) and (event := parse(line)):
+                yield event
 
 
 def read_ends(path: Path, attempt: int) -> Iterator[Event]:

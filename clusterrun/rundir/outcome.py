@@ -6,7 +6,6 @@ The rule book, `status` and `resume` use the fields of outcome.json; its texts a
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import time
 from dataclasses import dataclass
@@ -53,6 +52,7 @@ class ShortVerdict:
 
 SCHEMA = "clusterrun.outcome/1"
 END_SCHEMA = "clusterrun.end/1"
+HINT = "hint: "  # begins a line of a message
 
 
 class Next(str, Enum):
@@ -191,6 +191,15 @@ class Outcome:
         return typed.of_schema(cls, files.parse_object(text) or {}, SCHEMA)
 
 
+def hints_of(outcome: Outcome | None, verdict: ShortVerdict | None) -> list[str]:
+    """Return what a rank said to do as it broke off, if its world or engine is the cause."""
+    if outcome is None or verdict is None or verdict.cause != "world_size_not_joined":
+        return []
+    lines = outcome.message.splitlines()
+    hints = [line.removeprefix(HINT) for line in lines if line.startswith(HINT)]
+    return hints if len(hints) > 1 else []  # the last only switches the check off
+
+
 def read_outcome(paths: RunPaths, attempt: int) -> Outcome | None:
     """Read how an attempt ended; None if the file is missing or damaged."""
     return reading.read(paths.outcome(attempt), Outcome, SCHEMA)
@@ -246,19 +255,15 @@ def write_request(path: Path, reason: Reason) -> None:
         write(path, f"{reason.value}\n")
 
 
-_PREFIX, _SUFFIX = "look-", ".fr"
-
-
 def request_look(directory: Path) -> Path:
     """Request a look at the ranks; return the request's path. Raises OSError."""
-    (path := directory / f"{_PREFIX}{secrets.token_hex(4)}{_SUFFIX}").touch(mode=0o600)
+    (path := directory / f"look-{secrets.token_hex(4)}.fr").touch(mode=0o600)
     return path
 
 
 def requests(directory: Path) -> list[Path]:
     """List the requests in an attempt's directory."""
-    names = [name for name in os.listdir(directory) if name.startswith(_PREFIX)]
-    return [directory / name for name in sorted(names) if name.endswith(_SUFFIX)]
+    return sorted(directory.glob("look-*.fr"))
 
 
 def answer_path(request: Path) -> Path:

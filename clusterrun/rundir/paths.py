@@ -6,15 +6,16 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from clusterrun.shared.state import JobId
 
 NAME_BYTES = 80
-PLACES_OF_ONE_MACHINE = ("/tmp", "/var/tmp", "/dev/shm", "/run")  # nodes see others there
+PLACES_OF_ONE_MACHINE = ("/tmp/", "/var/tmp/", "/dev/shm/", "/run/")  # nodes see others there
 _SAFE_NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]*\Z"
 _ATTEMPT = r"[1-9][0-9]{0,5}"
 _UNSAFE = r"[^A-Za-z0-9._-]+"
+_Key = TypeVar("_Key", int, str)
 
 
 class FileIn:
@@ -27,11 +28,14 @@ class FileIn:
         return Path(place.root, self._name)
 
 
-class _OfAttempt(FileIn):
-    """A path for each attempt."""
+class FileOf(Generic[_Key]):
+    """A path for each attempt, node or rank, whose number or name is in the place of {}."""
 
-    def __get__(self, place: Any, _: type) -> Callable[[int], Path]:  # type: ignore[override]
-        return lambda attempt: place.root / "attempts" / str(attempt) / self._name
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, place: Any, _: type) -> Callable[[_Key], Path]:
+        return lambda key: Path(place.root, self._name.format(key))
 
 
 class _OfNode(FileIn):
@@ -74,14 +78,14 @@ class RunPaths:
     logs_dir = FileIn("logs")  # a<attempt>/<node>.log
     checkpoints_dir = FileIn("checkpoints")  # the default of clusterrun.runtime.checkpoint_dir()
 
-    attempt = _OfAttempt("")  # the directory of one attempt
-    attempt_record = _OfAttempt("attempt.json")  # its owner, nodes and ranks; mode 0600
-    earlier_end = _OfAttempt("end.json")  # kept when the run is resumed; empty if there was none
-    earlier_config = _OfAttempt("config")  # what started it, kept when a run is resumed with others
-    status = _OfAttempt("status")  # of a node whose setup failed, and which has no agent
-    outcome = _OfAttempt("outcome.json")  # how it ended and what follows
-    request = _OfAttempt("request")  # why it is interrupted, in one word
-    stacks = _OfAttempt("stacks.json")  # where the ranks were when it hung
+    attempt = FileOf[int]("attempts/{}")  # the directory of one attempt
+    attempt_record = FileOf[int]("attempts/{}/attempt.json")  # its owner, nodes, ranks; mode 0600
+    earlier_end = FileOf[int]("attempts/{}/end.json")  # kept by a resume; empty if there was none
+    earlier_config = FileOf[int]("attempts/{}/config")  # kept by a resume with another one
+    status = FileOf[int]("attempts/{}/status")  # of a node whose setup failed: it has no agent
+    outcome = FileOf[int]("attempts/{}/outcome.json")  # how it ended and what follows
+    request = FileOf[int]("attempts/{}/request")  # why it is interrupted, in one word
+    stacks = FileOf[int]("attempts/{}/stacks.json")  # where the ranks were when it hung
 
     log = _OfNode("logs/a{attempt}/{node}.log")  # stamped log lines
     log_errors = _OfNode("logs/a{attempt}/{node}.err")  # error lines, and launcher's and agent's
@@ -89,6 +93,12 @@ class RunPaths:
     flight_dumps = _OfNode("fr/a{attempt}/{node}.tar")  # the flight recorder's, as torch names them
     live_dumps = _OfNode("fr/a{attempt}/live/{node}.tar")  # of a running attempt, asked for
     rank_errors = _OfNode("errors/a{attempt}/{node}.jsonl")  # torchelastic's, a line for each rank
+
+    events = FileOf[str]("events/{}.jsonl")  # one node's events
+    usage = FileOf[str]("usage/{}.jsonl")  # what one node uses: its newest samples
+    earlier_usage = FileOf[str]("usage/{}.old")  # the samples before those
+    # Shows whether a host sees this directory and not another of its name.
+    nonce = FileOf[str](".home-{}")
 
     @property
     def runs_dir(self) -> RunsDir:
@@ -100,22 +110,6 @@ class RunPaths:
         """The files of the bundle, from which a run is started."""
         shell = (self.script, self.node_script, self.env_script)
         return (*shell, self.resolved, self.plan, self.accelerate, self.deepspeed)
-
-    def nonce(self, text: str) -> Path:
-        """A file that shows whether a host sees this directory and not another of its name."""
-        return self.root / f".home-{text}"
-
-    def events(self, node: str) -> Path:
-        """One node's events."""
-        return self.events_dir / f"{node}.jsonl"
-
-    def usage(self, node: str) -> Path:
-        """What one node uses: its newest samples."""
-        return self.usage_dir / f"{node}.jsonl"
-
-    def earlier_usage(self, node: str) -> Path:
-        """The samples before those."""
-        return self.usage_dir / f"{node}.old"
 
     def attempts(self) -> list[int]:
         """Return the numbers of all attempts that were started, in order."""
@@ -136,10 +130,7 @@ class RunsDir:
 
     root: Path
 
-    @property
-    def by_job(self) -> Path:
-        """`by-job/<job id>` links to the run."""
-        return self.root / "by-job"
+    by_job = FileIn("by-job")  # by-job/<job id> links to the run
 
     def removed(self, uid: int) -> Path:
         """`.removed-<uid>/<name>/<run id>`: runs that are being removed; no command lists them."""

@@ -35,6 +35,10 @@ HOME_SCHEMA = "clusterrun.home/1"
 REMEMBERED_ROOTS = 50
 CLOCK_SKEW_S = 3600.0  # between a file server and the machines that submit
 LIBRARIES = ("clusterrun", "torch", "accelerate", "deepspeed", "transformers", "submitit")
+SHAPE = (  # fields that a plan of the run decides, the newest one of a resumed run
+    *("nodes", "procs_per_node", "gpus_per_node", "world_size"),
+    *("strategy", "device", "time_minutes"),
+)
 
 # 4711, L3, H4; array tasks, components of heterogeneous jobs and steps belong to their job.
 _JOB_ID = r"([LH]?[0-9]{1,15})(?:[_+.][0-9A-Za-z_+.\[\]-]*)?(?:;(\S+))?\Z"
@@ -106,11 +110,6 @@ class JobRecord:
         """The layout of the run's directory."""
         return RunPaths(root=Path(self.run_dir))
 
-    @property
-    def runs_dir(self) -> RunsDir:
-        """The directory of runs that contains this one."""
-        return self.paths.runs_dir
-
 
 def new_record(plan: Plan, paths: RunPaths, *, argv: Sequence[str], now: float) -> JobRecord:
     """Return the record of a run before its submission, without a job id."""
@@ -128,25 +127,14 @@ def new_record(plan: Plan, paths: RunPaths, *, argv: Sequence[str], now: float) 
         versions={"python": platform.python_version(), **{k: v for k, v in versions.items() if v}},
         user=current_user(),
         is_smoke=plan.is_smoke,
-        **_shape(plan),
+        **shape(plan),
     )
 
 
-def planned_anew(record: JobRecord, plan: Plan) -> JobRecord:
-    """Return the record with another plan for the next attempt."""
-    return dataclasses.replace(record, **_shape(plan))
-
-
-def _shape(plan: Plan) -> dict[str, Any]:
-    return {
-        "nodes": plan.nodes,
-        "procs_per_node": plan.procs_per_node,
-        "gpus_per_node": plan.gpus_per_node,
-        "world_size": plan.world_size,
-        "strategy": plan.strategy.value,
-        "device": plan.device.value,
-        "time_minutes": plan.time_minutes,
-    }
+def shape(plan: Plan) -> dict[str, Any]:
+    """Return the fields of a record that another plan of the run changes."""
+    found = {name: getattr(plan, name) for name in SHAPE}
+    return {**found, "strategy": plan.strategy.value, "device": plan.device.value}
 
 
 def submitted_as(
@@ -193,12 +181,7 @@ def user_name(user_id: int) -> str:
 
 def write(record: JobRecord) -> None:
     """Write job.json atomically, readable by its owner only."""
-    files.write_whole(record.paths.record, as_text(record))
-
-
-def as_text(record: JobRecord) -> str:
-    """Return the text of job.json."""
-    return reading.as_text(record, SCHEMA)
+    files.write_whole(record.paths.record, reading.as_text(record, SCHEMA))
 
 
 def update(paths: RunPaths, change: Callable[[JobRecord], JobRecord]) -> JobRecord:
@@ -243,19 +226,19 @@ def _unreadable(root: Path, written_at: float) -> JobRecord:
     return JobRecord(**{**blank, **place}, submitted_at=written_at)
 
 
-def link_job(runs_dir: RunsDir, job_id: JobId, paths: RunPaths) -> None:
+def link_job(paths: RunPaths, job_id: JobId) -> None:
     """Link by-job/<job id> to the run; replace the link of an older run with the same id."""
-    runs_dir.by_job.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with files.replacing(runs_dir.job_link(job_id)) as temporary:
-        temporary.symlink_to(link_target(runs_dir, paths))
+    paths.runs_dir.by_job.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with files.replacing(paths.runs_dir.job_link(job_id)) as temporary:
+        temporary.symlink_to(link_target(paths))
 
 
-def link_target(runs_dir: RunsDir, paths: RunPaths) -> str:
+def link_target(paths: RunPaths) -> str:
     """Return the run's path relative to by-job/, so that all runs can be moved together."""
-    return os.path.relpath(paths.root, runs_dir.by_job)
+    return os.path.relpath(paths.root, paths.runs_dir.by_job)
 
 
-def register_run(run_dir: Path, environ: Mapping[str, str], now: float | None = None) -> JobRecord:
+def register_run(run_dir: Path, environ: Mapping[str, str]) -> JobRecord:
     """Record a job from inside it: the run may have been submitted by hand.
 
     Keep an existing record; add the job id if it has none. A job that continues the run becomes
@@ -265,10 +248,10 @@ def register_run(run_dir: Path, environ: Mapping[str, str], now: float | None = 
     plan = read_plan(paths)
     with locked(paths.record_lock):
         if not paths.record.exists():
-            write(new_record(plan, paths, argv=(), now=time.time() if now is None else now))
+            write(new_record(plan, paths, argv=(), now=time.time()))
     record = update(paths, lambda old: _registered(old, environ))
     if record.job_id:
-        link_job(record.runs_dir, record.job_id, paths)
+        link_job(paths, record.job_id)
     return record
 
 
@@ -317,11 +300,9 @@ def list_records(
 
 
 def _entries(directory: Path) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(directory) as entries:
-            return list(entries)
-    except OSError:
-        return []
+    with contextlib.suppress(OSError), os.scandir(directory) as entries:
+        return list(entries)
+    return []
 
 
 def _record_files(runs_dir: RunsDir, name: str | None) -> Iterator[tuple[float, str]]:
@@ -364,13 +345,10 @@ def _by_job_id(text: str, runs_dirs: Sequence[RunsDir]) -> JobRecord | None:
     if match is None:
         return None
     job_id, slurm_cluster = JobId(match[1]), match[2]
-    found = []
-    for place, runs_dir in enumerate(runs_dirs):
-        record = _job_in(runs_dir, job_id, slurm_cluster)
-        if record is not None:
-            found.append(record)
-            if place == 0:  # this project; elsewhere the id may be another job's
-                break
+    found: list[JobRecord] = []
+    for places in (runs_dirs[:1], runs_dirs[1:]):  # elsewhere, the id may be another job's
+        jobs = [_job_in(place, job_id, slurm_cluster) for place in places if not found]
+        found += filter(None, jobs)
     if len(found) > 1:
         raise UsageError(
             f"{len(found)} jobs have the id {text}, but none in {runs_dirs[0].root}",

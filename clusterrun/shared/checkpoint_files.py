@@ -49,9 +49,9 @@ UNREAD = -1  # in place of a checksum: the file is known by its size alone
 class Checkpoint:
     """A complete checkpoint; `settings` are those of the script when it saved.
 
-    `overrides` lists the resumes that changed settings on purpose, oldest first, each setting with
-    its old and new value: {"step": 60, "settings": {"lr": [0.0001, 5e-05]}}. If the nodes share no
-    directory, `nodes` lists the files that each of them wrote.
+    `overrides` lists the settings that resumed runs changed on purpose, oldest first, each with its
+    old and new value: {"step": 60, "settings": {"lr": [0.0001, 5e-05]}}. If the nodes share no
+    directory, `nodes` lists the files that each node wrote.
     """
 
     path: Path
@@ -277,13 +277,12 @@ def check(path: Path, files: Sums, *, contents: bool = True) -> None:
             found = (path / name).stat().st_size
             if found != size:
                 raise IncompleteError(f"{name} has {found} bytes instead of {size}")
-            is_good = not contents or crc == UNREAD or checksum(path / name) == crc
+            if contents and crc != UNREAD and checksum(path / name) != crc:
+                raise IncompleteError(f"{name} is damaged: its checksum differs from the saved one")
         except (FileNotFoundError, NotADirectoryError):
             raise IncompleteError(f"{name} is missing") from None
         except OSError as error:
             raise IncompleteError(f"{name} can't be read: {error.strerror}") from None
-        if not is_good:
-            raise IncompleteError(f"{name} is damaged: its checksum differs from the saved one")
 
     _at_once(check_one, files)
 

@@ -133,13 +133,12 @@ def read_whole(path: Path) -> bytes:
 
 def read_json(path: Path) -> dict[str, Any] | None:
     """Read a JSON object; None if the file is missing, damaged or not an object."""
-    data = None
     try:
         data = parse_object(read_whole(path))
     except FileNotFoundError:
         return None
     except OSError:
-        pass
+        data = None
     if data is None:
         note_damage(path)
     return data

@@ -131,20 +131,17 @@ def natural_key(name: str) -> tuple[str, str]:
     return re.sub(_DIGITS, lambda digits: digits[0].zfill(_MAX_DIGITS), name), name
 
 
-def _ranges(numbers: list[str]) -> Iterator[str]:
+def _ranges(numbers: Iterable[str]) -> Iterator[str]:
     """Yield runs of numbers of equal width: 08, 09, 10 become 08-10, but 8, 09 stay."""
-    first, count = numbers[0], 1
-    for number in numbers[1:]:
-        if number == str(int(first) + count).zfill(len(first)):
-            count += 1
-            continue
-        yield _range(first, count)
-        first, count = number, 1
-    yield _range(first, count)
-
-
-def _range(first: str, count: int) -> str:
-    return first if count == 1 else f"{first}-{str(int(first) + count - 1).zfill(len(first))}"
+    runs: list[list[str]] = []
+    for number in numbers:
+        last = runs[-1][-1] if runs else ""
+        if last and number == str(int(last) + 1).zfill(len(last)):
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    for first, *others in runs:
+        yield f"{first}-{others[-1]}" if others else first
 
 
 def parse_ranks(text: str, world_size: int, *, of: str = "the ranks are") -> frozenset[int]:
@@ -188,5 +185,4 @@ def fold_ranks(ranks: Iterable[int]) -> str:
     >>> fold_ranks([3, 0, 1, 2, 7])
     '0-3,7'
     """
-    numbers = [str(rank) for rank in sorted(set(ranks))]
-    return ",".join(_ranges(numbers)) if numbers else ""
+    return ",".join(_ranges(str(rank) for rank in sorted(set(ranks))))

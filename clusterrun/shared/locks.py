@@ -35,7 +35,10 @@ def locked(path: Path, wait_s: float | None = None) -> Iterator[None]:
     deadline = time.monotonic() + (WAIT_S if wait_s is None else wait_s)
     try:
         with contextlib.suppress(OSError):
-            while not try_lock(descriptor):
+            while True:
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
                 if time.monotonic() >= deadline:
                     holder = os.pread(descriptor, 200, 0).decode(errors="replace")
                     text = f"{holder or 'another process'} holds the lock {path}"
@@ -48,15 +51,3 @@ def locked(path: Path, wait_s: float | None = None) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def try_lock(descriptor: int, *, is_shared: bool = False) -> bool:
-    """Lock an open file; return False if another process holds its lock.
-
-    Raises OSError without locks in the file system.
-    """
-    try:
-        fcntl.flock(descriptor, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

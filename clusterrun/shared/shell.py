@@ -158,10 +158,8 @@ def _read(
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
     """Kill the command and its children: a child that holds our pipes would make us wait."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        process.kill()
 
 
 def silence(done: Completed) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +19,7 @@ from clusterrun.rundir.record import JobRecord
 from clusterrun.shared import checkpoint_files, files
 from clusterrun.shared.state import JobState
 from clusterrun.verbs.find import Which, find_record
-from clusterrun.verbs.status import status
+from clusterrun.verbs.status import look
 
 POLL_S: Final = 0.5
 ASK_S: Final = 10.0  # between two queries of the scheduler
@@ -32,9 +32,9 @@ SUBMIT_S: Final = 30.0  # for the submission of a successor
 
 
 def cancel(*jobs: Which) -> list[JobStatus]:
-    """End jobs and return their status before that; those that had ended stay as they are.
+    """End jobs, and return the status that each had before. Jobs that have ended do not change.
 
-    Raises UsageError if no job is given, JobNotFoundError before any is ended.
+    Raises UsageError if no job is given, and JobNotFoundError before any job is ended.
     """
     found = look_before_cancel(*jobs)
     end_now(found)
@@ -135,20 +135,15 @@ def ask_to_leave(job: JobStatus) -> bool:
     return True
 
 
-def wait_until_left(
-    asked: Sequence[JobStatus],
-    *,
-    timeout_s: float,
-    unheard_s: float = float("inf"),
-    watch: Callable[[Sequence[JobStatus]], None] = lambda _: None,
-) -> None:
-    """Wait until the attempts of jobs have ended, at most `timeout_s`.
+def leaving(
+    asked: Sequence[JobStatus], *, timeout_s: float, unheard_s: float
+) -> Iterator[list[JobStatus]]:
+    """Wait until the attempts of jobs have ended, at most `timeout_s`; yield those that have not.
 
-    Wait at most `unheard_s` for a job if none of its ranks has called should_checkpoint. `watch`
-    gets the jobs that have not ended, at each check.
+    Wait at most `unheard_s` for a job if none of its ranks has called should_checkpoint.
     """
-    begin = time.monotonic()
-    waiting, ask_at = list(asked), begin + ASK_S
+    begin, waiting = time.monotonic(), list(asked)
+    ask_at = begin + ASK_S
     end_by: dict[str, float] = {}  # of jobs whose attempt has ended
     while waiting and (now := time.monotonic()) < begin + timeout_s:
         is_due = now >= ask_at
@@ -161,11 +156,11 @@ def wait_until_left(
                 read_end(paths) is not None
                 or now > end_by.get(job.record.run_dir, now)
                 or (now > begin + unheard_s and read_evidence(paths).is_unheard)
-                or (is_due and status(job.record).state.is_terminal)
+                or (is_due and look(job.record).state.is_terminal)
             ):
                 waiting.remove(job)
-        watch(waiting)
         if waiting:
+            yield waiting
             time.sleep(POLL_S)
 
 
@@ -179,9 +174,8 @@ def saved_since(job: JobStatus, asked_at: float) -> tuple[Path | None, float, bo
     paths = job.record.paths
     evidence, outcome = read_evidence(paths), read_outcome(paths, job.attempt)
     path, at = evidence.checkpoint and Path(evidence.checkpoint), evidence.checkpoint_at or 0.0
-    found, _ = checkpoint_files.newest(
-        path.parent if path else paths.checkpoints_dir, contents=False
-    )
+    place = path.parent if path else paths.checkpoints_dir
+    found, _ = checkpoint_files.newest(place, contents=False)
     if found is not None and found.saved_at > at:
         path, at = found.path, found.saved_at
     if not path:

@@ -1,4 +1,4 @@
-"""Name why a run failed, or why the logs of any job show that it did.
+"""Find the cause of a failure: of a run, or in the logs of any job.
 
 `python -m clusterrun.verbs.diagnose RUN_DIR` prints the verdict on an attempt as JSON, for the rule
 book; it reads the outcome of the attempt from standard input.
@@ -71,11 +71,12 @@ class Diagnosis:
     """Why a run failed. `verdict` None: no cause was found; `lines` were read.
 
     `memory` is what the memory cgroup counted on the nodes that noted it, `failure` how the attempt
-    failed, by its agents.
+    failed, by its agents. `is_of_logs`: no job is known, only its logs.
     """
 
     verdict: Verdict | None
     lines: int
+    is_of_logs: bool = False
     job: JobStatus | None = None
     attempt: int = 0
     memory: Mapping[str, Memory] = field(default_factory=dict)
@@ -114,7 +115,7 @@ def diagnose_attempt(
     scanner.leave_out("world_size_mismatch", Role.CONFIRMATION)
     is_hung = outcome is not None and outcome.cause in (Cause.HUNG, Cause.HALTED)
     hangs.add_evidence(scanner, hangs.recorded(paths, number), is_hung=is_hung)
-    noted = _read_notes(paths, number)
+    noted = [*_read_notes(paths, number)]
     memory = {node: note.memory for node, _, note in noted if note.memory}
     _add_kills(scanner, memory, outcome)
     if outcome is not None:
@@ -132,13 +133,13 @@ def diagnose_attempt(
     return Diagnosis(verdict=verdict, lines=scanner.lines, attempt=number, memory=memory)
 
 
-def place_of(line: PrintedLine, *, is_of_job: bool) -> str:
+def place_of(line: PrintedLine, found: Diagnosis) -> str:
     """Name who reported or printed a line: a source, a place in a file, or a rank and its node."""
     if line.source in REPORTED:
         return line.source
     if line.file:
         return f"{line.file}:{line.number}"
-    if not is_of_job:
+    if found.is_of_logs:
         return f"line {line.number}"
     rank = f"rank {line.rank}" if line.rank is not None else "launcher"
     return f"{rank} on {line.node}"
@@ -165,7 +166,7 @@ def diagnose_logs(names: Sequence[str], *, stdin: BinaryIO) -> Diagnosis:
     scanner = Scanner(table=built_in())
     for line in _lines_of(names, stdin):
         scanner.feed(line)
-    return Diagnosis(verdict=verdict_of(scanner), lines=scanner.lines)
+    return Diagnosis(verdict=verdict_of(scanner), lines=scanner.lines, is_of_logs=True)
 
 
 def _batch_output(paths: RunPaths, attempt: int, outcome: Outcome | None) -> Iterator[PrintedLine]:
@@ -218,8 +219,7 @@ def _lines_of(names: Sequence[str], stdin: BinaryIO) -> Iterator[PrintedLine]:
 
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _BY_STATE: Final = {
-    JobState.TIMEOUT: "slurm_time_limit",
-    JobState.DEADLINE: "slurm_time_limit",
+    **dict.fromkeys((JobState.TIMEOUT, JobState.DEADLINE), "slurm_time_limit"),
     JobState.CANCELLED: "slurm_cancelled",
     JobState.PREEMPTED: "slurm_preempted",
     JobState.NODE_FAIL: "slurm_node_fail",
@@ -227,19 +227,15 @@ _BY_STATE: Final = {
     JobState.OUT_OF_MEMORY: "host_oom",
 }
 _BY_OUTCOME: Final = {
-    Cause.WORLD: ("world_size_not_joined", Role.ROOT),
-    Cause.WORLD_ELSEWHERE: ("world_size_not_joined", Role.ROOT),
-    Cause.NODE_LOST: ("slurm_node_fail", Role.ROOT),
-    Cause.VANISHED: ("slurm_node_fail", Role.ROOT),
+    **dict.fromkeys((Cause.WORLD, Cause.WORLD_ELSEWHERE), ("world_size_not_joined", Role.ROOT)),
+    **dict.fromkeys((Cause.NODE_LOST, Cause.VANISHED), ("slurm_node_fail", Role.ROOT)),
+    **dict.fromkeys((Cause.HUNG, Cause.HALTED), ("hang_no_timeout", Role.EITHER)),
     Cause.PREFLIGHT: ("preflight_failed", Role.ROOT),
     Cause.RENDEZVOUS: ("rendezvous_unreachable", Role.EITHER),
-    Cause.HUNG: ("hang_no_timeout", Role.EITHER),
-    Cause.HALTED: ("hang_no_timeout", Role.EITHER),
     Cause.CANCELLED: ("slurm_cancelled", Role.EITHER),
 }
 _BY_REASON: Final = {
-    Reason.END: "slurm_cancelled",
-    Reason.CANCEL: "slurm_cancelled",
+    **dict.fromkeys((Reason.END, Reason.CANCEL), "slurm_cancelled"),
     Reason.TIME_LIMIT: "slurm_time_limit",
     Reason.PREEMPT: "slurm_preempted",
     Reason.SIGNAL: "sigterm_external",
@@ -259,17 +255,15 @@ NodeNote = tuple[str, float, Note]
 """What an agent noted: its node, and when (epoch seconds)."""
 
 
-def _read_notes(paths: RunPaths, attempt: int) -> list[NodeNote]:
-    """Return what the agents of an attempt noted, node by node."""
+def _read_notes(paths: RunPaths, attempt: int) -> Iterator[NodeNote]:
+    """Yield what the agents of an attempt noted, node by node."""
     known = read_attempt(paths, attempt).nodes
     nodes = known or [file.stem for file in paths.events_dir.glob("*.jsonl")]
     files = (paths.events(node) for node in sorted(nodes))
-    found = []
     for event in (event for file in files for event in read_ends(file, attempt)):
         if event.type is EventType.NOTE:
             with contextlib.suppress(ValueError):  # a rank may write any event
-                found.append((event.node, event.at, decoded(Note, event.note)))
-    return found
+                yield event.node, event.at, decoded(Note, event.note)
 
 
 def _add_kills(scanner: Scanner, memory: Mapping[str, Memory], outcome: Outcome | None) -> None:
@@ -375,9 +369,7 @@ def judged(run_dir: Path, outcome: Outcome) -> str:
     return json.dumps(dataclasses.asdict(verdict) if verdict else None)
 
 
-def short(
-    found: Diagnosis, *, most: int | None = None, is_of_job: bool = True
-) -> ShortVerdict | None:
+def short(found: Diagnosis, *, most: int | None = None) -> ShortVerdict | None:
     """Return what `outcome.json` keeps of a verdict, with `most` ranks at most."""
     if (verdict := found.verdict) is None:
         return None
@@ -397,7 +389,7 @@ def short(
         generic=cause.generic,
         steps=first.steps,
         advice=cause.do,
-        place=place_of(first.line, is_of_job=is_of_job),
+        place=place_of(first.line, found),
         frame=verdict.frame,
         more=tuple(more),
         is_reported=first.line.source == AGENTS,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from clusterrun.backends import select
 from clusterrun.backends.environment import scrubbed
@@ -21,6 +21,7 @@ from clusterrun.backends.status import JobStatus, statuses
 from clusterrun.config import choices
 from clusterrun.config.choices import Cluster, Device
 from clusterrun.config.settings import Resolved
+from clusterrun.config.spec import JobSpec
 from clusterrun.errors import ClusterrunError, SchedulerUnreachableError, UsageError, describe
 from clusterrun.health import paths, toolchain, trial
 from clusterrun.health.examine import Look, UnknownError, merged, to_exclude
@@ -166,11 +167,6 @@ def _packages(job: Subject) -> Finding:
     return ok(name, f"{found.path}: Python {dotted(found.version)}, {versions}")
 
 
-def _torch(job: Subject) -> Finding:
-    on_gpus = job.plan.device is Device.CUDA
-    return toolchain.torch(job.python, job.cuda, on_gpus=on_gpus, is_sure=job.is_sure)
-
-
 def _compiler(job: Subject) -> Finding:
     job.refuse_without_operators()
     environ = {**os.environ, **job.spec.env}
@@ -204,7 +200,9 @@ _OF_JOB: Final[dict[str, Callable[[Subject], Finding]]] = {
     "config.job": _job,
     "env.left_over": _left_over,
     "python.packages": _packages,
-    "python.torch": _torch,
+    "python.torch": lambda job: toolchain.torch(
+        job.python, job.cuda, on_gpus=job.plan.device is Device.CUDA, is_sure=job.is_sure
+    ),
     "python.compiler": _compiler,
     "cuda.driver": lambda job: toolchain.driver(job.cuda, job.gpus or GpuAnswer(within_s=LONG_S)),
     "cuda.toolkit": _toolkit,
@@ -331,28 +329,24 @@ def check_nodes(resolved: Resolved, progress: Callable[[str], None]) -> Smoke:
 
 
 def _submit_trial(resolved: Resolved) -> JobRecord:
-    spec = resolved.spec
-    has_limit = resolved.origins["slurm.time"].is_typed
-    names = "script accelerate_config deepspeed_config dependency begin mail_type"
-    unset: dict[str, Any] = dict.fromkeys(names.split())
+    spec, plain = resolved.spec, JobSpec()
+    limit = resolved.origins["slurm.time"]
+    has_limit = limit.is_of_user and limit.where is None  # on the command line
+    unset = "script args strategy accelerate_config deepspeed_config stage spare_nodes"
+    unset += " dependency begin hold mail_type"
     spec = dataclasses.replace(
         spec,
-        **unset,
-        args=(),
+        **{name: getattr(plain, name) for name in unset.split()},
         module=SCRIPT,
         name=NAME,
         time_minutes=spec.time_minutes if has_limit else MINUTES,
-        strategy=choices.Strategy.DDP,
         mixed_precision=choices.MixedPrecision.NO,
         launcher=choices.Launcher.ACCELERATE,
-        stage=choices.Stage.OFF,
         preflight=choices.Preflight.OFF,
         world_contract=False,  # nodes that are broken are left out
         rendezvous_timeout_s=REACH_S,
         on_interrupt=choices.OnInterrupt.STOP,
         requeue=False,
-        hold=False,
-        spare_nodes=0,
         max_restarts=0,
     )
     prepared = prepare(resolved._replace(spec=spec))

@@ -75,7 +75,7 @@ def locate(job: Which | None) -> JobRecord:
 
 def is_elsewhere(record: JobRecord) -> bool:
     """Return whether a run belongs to another project; the machine that forwards decides that."""
-    return not FORWARDED and record.runs_dir.root.resolve() != own_runs().root.resolve()
+    return not FORWARDED and record.paths.runs_dir.root.resolve() != own_runs().root.resolve()
 
 
 def places_of_runs() -> list[RunsDir]:

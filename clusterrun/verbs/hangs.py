@@ -6,11 +6,11 @@ import os
 import re
 import tarfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from clusterrun.backends.status import JobStatus
 from clusterrun.diagnosis.collectives import Recordings, Stuck, StuckKind, wording
@@ -56,8 +56,7 @@ class Hang:
         return stuck is not None and self.looked_at - (stuck.since or 0.0) >= LASTING_S
 
 
-@dataclass(frozen=True, kw_only=True)
-class Group:
+class Group(NamedTuple):
     """Ranks at one place, waiting or not."""
 
     where: str
@@ -68,18 +67,14 @@ class Group:
 def recorded(paths: RunPaths, attempt: int) -> Hang:
     """Read what an ended attempt left."""
     dumps = [paths.flight_dumps(attempt, node) for node in read_attempt(paths, attempt).nodes]
-    return _hang(paths, attempt, read_json(paths.stacks(attempt)) or {}, dumps)
+    return _hang(_nodes(paths, attempt), read_json(paths.stacks(attempt)) or {}, dumps, None)
 
 
 def _hang(
-    paths: RunPaths,
-    attempt: int,
-    stacks: Mapping[str, Any],
-    dumps: Iterable[Path],
-    only: set[int] | None = None,
+    nodes: dict[int, str], stacks: Mapping[str, Any], dumps: list[Path], only: set[int] | None
 ) -> Hang:
     """Compare stacks and dumps, of all ranks or of some."""
-    nodes, places = _nodes(paths, attempt), tuple(from_data(stacks))
+    places = tuple(from_data(stacks))
     waiting = [place.rank for place in places if place.is_waiting and not place.state]
     recordings = Recordings(len(nodes), waiting)
     for path in dumps:  # one by one: all of them would not fit in memory
@@ -94,9 +89,8 @@ def _hang(
 
 def add_absent(scanner: Scanner, paths: RunPaths, attempt: int) -> None:
     """Add the ranks that did not time out in a collective, if nearly all others did."""
-    timed_out = set[int]().union(
-        *(scanner.seen_on.get(("nccl_timeout", role), ()) for role in Role)
-    )
+    seen = (scanner.seen_on.get(("nccl_timeout", role), ()) for role in Role)
+    timed_out = set[int]().union(*seen)
     nodes = _nodes(paths, attempt)
     absent = sorted({*nodes} - timed_out)
     if len(timed_out) < _LEAST_PRESENT * len(absent):
@@ -126,13 +120,13 @@ def look(job: JobStatus) -> Hang:
     """Ask the agents of a running job where its ranks are. Raises ClusterrunError."""
     paths, attempt = job.record.paths, job.attempt
     if job.state is not JobState.RUNNING or not attempt:
-        hint = "drop --stacks: diagnose reads what an ended job left"
+        hint = "drop --stacks: diagnose reads the records of a job that ended"
         raise ClusterrunError(f"job {job.record.job_id} is not running", hint=hint)
     answer = _ask(paths.attempt(attempt))
     silent = tuple(map(str, answer.get("silent", ())))
     heard = [node for node in read_attempt(paths, attempt).nodes if node not in silent]
     dumps = [paths.live_dumps(attempt, node) for node in heard]
-    found = _hang(paths, attempt, answer, dumps, set(answer.get("dumped", ())))
+    found = _hang(_nodes(paths, attempt), answer, dumps, set(answer.get("dumped", ())))
     return replace(found, silent=silent, looked_at=time.time())
 
 
@@ -164,15 +158,12 @@ def _nodes(paths: RunPaths, attempt: int) -> dict[int, str]:
 
 def groups(hang: Hang) -> list[Group]:
     """Return the ranks by place, the smallest group first: it is the suspect."""
-    found: dict[tuple[str, bool], list[RankPlace]] = {}
+    found: dict[tuple[str, bool], list[int]] = {}
     for place in hang.places:
         where = place.state or place.where or "at an unknown place"
-        found.setdefault((where, place.is_waiting), []).append(place)
-    ordered = sorted(found.items(), key=lambda item: (len(item[1]), item[0][1], item[0][0]))
-    return [
-        Group(where=where, ranks=tuple(sorted(p.rank for p in places)), is_waiting=is_waiting)
-        for (where, is_waiting), places in ordered
-    ]
+        found.setdefault((where, place.is_waiting), []).append(place.rank)
+    made = (Group(where, tuple(sorted(ranks)), waits) for (where, waits), ranks in found.items())
+    return sorted(made, key=lambda group: (len(group.ranks), group.is_waiting, group.where))
 
 
 def sentences(hang: Hang, stuck: Stuck) -> list[tuple[int | None, str]]:

@@ -42,11 +42,11 @@ class Watcher(core.InfoWatcher):  # type: ignore[misc]  # submitit is not follow
 
 
 class Job(core.Job):  # type: ignore[misc]  # submitit is not followed
-    """A submitted job: query its status, wait for it, read its logs, end it.
+    """A submitted job, whose status you can query, and which you can wait for and end.
 
     It is also a submitit Job: it has `state`, `done()`, `result()`, `exception()`, `stdout()` and
     `awaitable()`, and submitit's helpers (`as_completed`, `monitor_jobs`) accept it.
-    `record` is job.json at the time when the handle was made.
+    `record` is the content of job.json when the handle was made.
     """
 
     def __init__(self, record: JobRecord) -> None:
@@ -56,7 +56,7 @@ class Job(core.Job):  # type: ignore[misc]  # submitit is not followed
 
     @property
     def run_dir(self) -> Path:
-        """The directory of its run."""
+        """The directory of the run."""
         return self.record.paths.root
 
     def status(self) -> JobStatus:
@@ -76,7 +76,7 @@ class Job(core.Job):  # type: ignore[misc]  # submitit is not followed
         attempt: int | None = None,
         errors: bool = False,
     ) -> Iterator[LogLine]:
-        """Yield its log lines; like `clusterrun.read_logs`."""
+        """Yield the log lines of the run; like `clusterrun.read_logs`."""
         return read_logs(
             self.record, ranks=ranks, nodes=nodes, tail=tail, attempt=attempt, errors=errors
         )

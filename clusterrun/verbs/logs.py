@@ -21,8 +21,8 @@ def read_logs(
 ) -> Iterator[LogLine]:
     """Yield the log lines of a run's newest attempt, from all nodes, merged by time.
 
-    `ranks` None means all, with the launcher's and the agents' lines; `errors` selects error
-    lines, the first 20 of many that are alike in a rank. Lines of stream GAP report lost bytes.
+    If `ranks` is None, include all ranks, the launcher and the agents. `errors` selects error
+    lines, with at most 20 repeats of a rank's line. Lines of the stream GAP report lost bytes.
     Raises JobNotFoundError.
     """
     paths = find_record(job).paths

@@ -23,7 +23,7 @@ from clusterrun.estimates.speed import segments
 from clusterrun.estimates.steps import smaller_passes
 from clusterrun.launch.inputs import batch_of, with_number
 from clusterrun.launch.plan import Plan
-from clusterrun.rundir.outcome import Cause, Outcome, ShortVerdict, VerdictRule
+from clusterrun.rundir.outcome import Cause, Outcome, ShortVerdict, VerdictRule, hints_of
 from clusterrun.rundir.reading import read_plan
 from clusterrun.shared import checkpoint_files
 from clusterrun.shared.checkpoint_files import ANY, Checkpoint, IncompleteError
@@ -43,7 +43,7 @@ _MODULE: Final = re.compile(r"No module named '?([\w.]{1,100})")
 _TIMEOUT: Final = re.compile(r"\bTimeout\(ms\)=(\d+)")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Run:
     """What is known of a run that failed; `is_newest` is its attempt's."""
 
@@ -51,8 +51,8 @@ class Run:
     verdict: ShortVerdict
     spec: JobSpec
     plan: Plan
+    outcome: Outcome | None
     is_newest: bool
-    outcome: Outcome | None = None
 
     @functools.cached_property
     def checkpoint(self) -> Checkpoint | None:
@@ -64,8 +64,9 @@ class Run:
     ) -> str:
         """Return the command that resumes it with changes; "" if it would show a secret."""
         start = ("--from", "scratch") if from_scratch or self.checkpoint is None else ()
-        words = ["clusterrun", "resume", _name(self.job), *start, *options]
-        text = shlex.join([*words, *(("--", *args) if args is not None else ())])
+        after = () if args is None else ("--", *args)
+        name = self.job.record.job_id or self.job.record.run_dir
+        text = shlex.join(["clusterrun", "resume", name, *start, *options, *after])
         return text if redacted(text) == text else ""
 
 
@@ -76,20 +77,15 @@ def run_of(job: JobStatus, verdict: ShortVerdict, attempt: int) -> Run | None:
     except (ClusterrunError, OSError, ValueError):
         return None
     outcome = next((each.outcome for each in job.attempts if each.number == attempt), None)
-    return Run(
-        job=job,
-        verdict=verdict,
-        spec=resolved.spec,
-        plan=plan,
-        is_newest=attempt == job.attempt,
-        outcome=outcome,
-    )
+    return Run(job, verdict, resolved.spec, plan, outcome, is_newest=attempt == job.attempt)
 
 
 def to_do(verdict: ShortVerdict, run: Run | None) -> list[Advice]:
     """Return what to do: what this run's numbers allow to compute, then what always applies."""
     if run is None:  # commands that name a job are of no use
         return [replace(each, run="" if "JOB" in each.run else each.run) for each in verdict.advice]
+    if hints := hints_of(run.outcome, verdict):
+        return [Advice(text=hint) for hint in hints]
     found = [_filled_in(each, run) for each in verdict.advice]
     if remedy := _REMEDIES.get(verdict.cause):
         at, compute = remedy
@@ -130,16 +126,12 @@ def _filled_in(advice: Advice, run: Run) -> Advice:
         command = command.replace("resume JOB", "resume JOB --from scratch")
         text = "start the run again" if advice.again else text
     if run.verdict.nodes:  # with those that are excluded already
-        known = parse_hostlist(run.spec.exclude) if run.spec.exclude else []
-        nodes = fold_hosts(dict.fromkeys((*known, *run.verdict.nodes)))
+        known = filter(None, (run.spec.exclude, *run.verdict.nodes))
+        nodes = fold_hosts(parse_hostlist(",".join(known)))
         command = command.replace("--exclude NODE", f"--exclude {shlex.quote(nodes)}")
     if not run.verdict.ranks:
         command = command.replace("--rank RANKS", "--all-ranks")
     return replace(advice, text=text, run=_WORD.sub(lambda word: _VALUES[word[0]](run), command))
-
-
-def _name(job: JobStatus) -> str:
-    return job.record.job_id or job.record.run_dir
 
 
 def _smaller_batch(run: Run) -> list[Advice]:
@@ -188,7 +180,7 @@ def _longer(run: Run) -> list[Advice]:
     found = [Advice(text=text, run=run.resume("--time", limit))]
     jobs = segments(seconds, run.job.limit_s) if saved and run.job.limit_s else 1
     if jobs > 1:
-        text = f"or keep the limit and let {jobs} jobs continue one another"
+        text = f"or keep the limit and queue {jobs} jobs, one after another"
         found.append(Advice(text=text, run=run.resume("--on-interrupt", "successor")))
     return found
 
@@ -196,11 +188,11 @@ def _longer(run: Run) -> list[Advice]:
 def _more_memory(run: Run) -> list[Advice]:
     spec = run.spec
     if hit := re.fullmatch(r"0*([1-9]\d*)([KMGTkmgt]?)", spec.mem or ""):
-        what = f"ask for more than --mem {spec.mem}, twice as much"
+        what = f"double the memory, now --mem {spec.mem}"
         return [Advice(text=what, run=run.resume("--mem", f"{2 * int(hit[1])}{hit[2]}"))]
     if run.verdict.allowed and run.plan.cluster.scheduler.reads_sbatch:
         twice = format_bytes(math.ceil(2 * run.verdict.allowed / MIB) * MIB).removesuffix("iB")
-        what = f"ask for more than {run.verdict.allowed / GIB:.3g} GiB a node, twice as much"
+        what = f"double the memory, now {run.verdict.allowed / GIB:.3g} GiB per node"
         return [Advice(text=what, run=run.resume("--mem", twice))]
     return []
 
@@ -254,7 +246,7 @@ _REMEDIES: Final[Mapping[str, tuple[int, Callable[[Run], list[Advice]]]]] = {
     "module_missing": (0, _installed),
 }
 _VALUES: Final[Mapping[str, Callable[[Run], str]]] = {  # of the words to fill in
-    "JOB": lambda run: shlex.quote(_name(run.job)),
+    "JOB": lambda run: shlex.quote(run.job.record.job_id or run.job.record.run_dir),
     "NODE": lambda run: shlex.quote(fold_hosts(run.verdict.nodes)) or "NODE",
     "RANKS": lambda run: fold_ranks(run.verdict.ranks),
     "EARLIER": _earlier,

@@ -111,15 +111,8 @@ def prepare(job: Wanted, *, is_again: bool = False) -> Prepared:
     if problem and not is_sure:
         notes += (f"{problem.message}; {problem.hint}",)
         problem = None
-    return Prepared(
-        resolved=job,
-        plan=plan,
-        bundle=bundle,
-        facts=facts,
-        notes=notes,
-        pitfalls=() if is_again else find_pitfalls(job, plan, source),
-        problem=problem,
-    )
+    pitfalls = () if is_again else find_pitfalls(job, plan, source)
+    return Prepared(job, plan, bundle, facts, notes, pitfalls, problem)
 
 
 def _problem(
@@ -172,9 +165,8 @@ def _notes(job: Resolved, plan: Plan, *, is_again: bool) -> Iterator[str]:
         yield from filter(None, [lacks_bf16(spec.gpu_type or spec.gpu)])
     if not is_again:
         yield from _notes_on_places(plan)
-    for name in plan.pass_env:
-        if name not in os.environ:
-            yield f"--pass-env {name}: the variable is not set here"
+    unset = (name for name in plan.pass_env if name not in os.environ)
+    yield from (f"--pass-env {name}: the variable is not set here" for name in unset)
 
 
 def _notes_on_places(plan: Plan) -> Iterator[str]:
@@ -182,7 +174,6 @@ def _notes_on_places(plan: Plan) -> Iterator[str]:
 
     It may wait for a file system.
     """
-    places = tuple(f"{place}/" for place in PLACES_OF_ONE_MACHINE)
     python = os.path.dirname(plan.python)  # the file itself is a link in a virtual environment
     where = {
         plan.runs_dir: "pass a --run-dir that all nodes share",
@@ -190,7 +181,7 @@ def _notes_on_places(plan: Plan) -> Iterator[str]:
         python: "name an interpreter that all nodes share (--python)",
     }
     for path, fix in where.items() if plan.cluster.scheduler.shares_files else ():
-        if path and f"{os.path.realpath(path)}/".startswith(places):
+        if path and f"{os.path.realpath(path)}/".startswith(PLACES_OF_ONE_MACHINE):
             yield f"{path} is probably on a local disk of this machine; {fix}"
             return
 

@@ -8,9 +8,8 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from clusterrun.backends import select
 from clusterrun.backends.base import PerhapsSubmittedError
@@ -50,8 +49,7 @@ _SIZES: Final = tuple(f"launch.{field}" for field in SIZE_FIELDS.values())
 WHEN: Final = ("slurm.dependency", "slurm.begin", "slurm.hold")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Change:
+class Change(NamedTuple):
     """One setting before and after; None if it is unset."""
 
     key: str
@@ -59,8 +57,7 @@ class Change:
     new: str | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Changed:
+class Changed(NamedTuple):
     """A run's new configuration and its changes, in the order of the fields.
 
     `excluded` are nodes found to be bad.
@@ -71,8 +68,7 @@ class Changed:
     excluded: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Resumption:
+class Resumption(NamedTuple):
     """A run that is ready to be resumed: its status, its start point, and its changes.
 
     `is_complete`: the run is, and no change is requested. `prepared` has no files if none changes.
@@ -82,37 +78,27 @@ class Resumption:
     prepared: Prepared
     start: StartPoint
     changed: Changed
-    is_complete: bool = False
-    force: bool = False
-
-    @property
-    def record(self) -> JobRecord:
-        """The run as recorded before."""
-        return self.status.record
-
-    @property
-    def attempt(self) -> int:
-        """The number of the next attempt."""
-        return self.status.attempt + 1
+    is_complete: bool
+    force: bool
 
 
 def resume(job: Which | None = None, *, start: str = LATEST, **settings: Any) -> Job:
     """Resume a run that has ended; `settings` are fields of JobSpec to change (nodes=4).
 
-    `start` is as for `prepare_resume`. A complete run stays as it is.
+    `start` is `latest`, `scratch` or `step-N`. Without changes, a completed run stays as it is.
     """
     from clusterrun.verbs.job import Job  # imports submitit, which most commands never need
 
     resumption = prepare_resume(job, start=start, flags=settings)
-    return Job(resumption.record if resumption.is_complete else resume_prepared(resumption))
+    return Job(resumption.status.record if resumption.is_complete else resume_prepared(resumption))
 
 
 def prepare_resume(
     job: Which | None = None,
-    *,
     start: str = LATEST,
     flags: Mapping[str, Any] | None = None,
     overrides: Sequence[str] = (),
+    *,
     exclude_bad: bool = False,
     force: bool = False,
 ) -> Resumption:
@@ -138,43 +124,27 @@ def prepare_resume(
         point = choose(record.paths, start, names)
         if point.checkpoint is not None:
             refuse_other_world(point.checkpoint, record, prepared.plan, changed.changes)
-    return Resumption(
-        status=status,
-        prepared=prepared,
-        start=point,
-        changed=changed,
-        is_complete=is_complete,
-        force=force,
-    )
+    return Resumption(status, prepared, point, changed, is_complete, force)
 
 
 def change(
-    record: JobRecord,
-    flags: Mapping[str, Any],
-    overrides: Sequence[str],
-    *,
-    exclude_bad: bool = False,
+    record: JobRecord, flags: Mapping[str, Any], overrides: Sequence[str], *, exclude_bad: bool
 ) -> Changed:
     """Read resolved.yaml of a run and apply the command line's settings.
 
     With `exclude_bad` also exclude the nodes that its outcomes blame.
     Raises UsageError for an invalid value, ClusterrunError if the file is gone.
     """
-    frozen = configuration(record)
     new = configuration(record, flags, overrides)
     bad = bad_nodes(record.paths) if exclude_bad and record.cluster.scheduler.can_lose_node else ()
     if bad:
-        known = parse_hostlist(new.spec.exclude) if new.spec.exclude else []
-        nodes = fold_hosts((*known, *bad))
+        nodes = fold_hosts(parse_hostlist(",".join(filter(None, (new.spec.exclude, *bad)))))
         flags = {**flags, "exclude": Given(value=nodes, flag="--exclude-bad")}
         new = configuration(record, flags, overrides)
+    frozen = configuration(record)
     before, after = ({row.key: row.text for row in each.rows()} for each in (frozen, new))
-    changes = (
-        Change(key=key, old=before.get(key), new=after.get(key))
-        for key in dict.fromkeys((*before, *after))
-        if before.get(key) != after.get(key)
-    )
-    return Changed(resolved=new, changes=tuple(changes), excluded=bad)
+    changes = (Change(x, before.get(x), after.get(x)) for x in dict.fromkeys((*before, *after)))
+    return Changed(new, tuple(x for x in changes if x.old != x.new), bad)
 
 
 def refuse_other_world(
@@ -218,7 +188,7 @@ def resume_prepared(resumption: Resumption) -> JobRecord:
 
     Raises UsageError if another `resume` was faster, SubmissionError, SchedulerUnreachableError.
     """
-    paths, plan = resumption.record.paths, resumption.prepared.plan
+    paths, plan = resumption.status.record.paths, resumption.prepared.plan
     resumption.prepared.refuse_problem()
     try:  # of two that resume a run, the other finds an active job
         with locked(paths.resume_lock), ExitStack() as undo:
@@ -233,8 +203,9 @@ def resume_prepared(resumption: Resumption) -> JobRecord:
             undo.pop_all()
 
             def goes_on(now: JobRecord) -> JobRecord:
-                new = records.continued_by(records.planned_anew(now, plan), submission.job_id)
-                return dataclasses.replace(new, chain_length=0, resumed_at=time.time())
+                new = records.continued_by(now, submission.job_id)
+                changes = {**records.shape(plan), "chain_length": 0, "resumed_at": time.time()}
+                return dataclasses.replace(new, **changes)
 
             record = remember(paths, submission.job_id, goes_on)
     except OSError as error:
@@ -292,7 +263,7 @@ def _as_it_is(record: JobRecord, resolved: Resolved) -> Prepared | None:
 
 def _lay_out(resumption: Resumption, undo: ExitStack) -> None:
     """Move and write the files of the next attempt; `undo` reverts all of it."""
-    paths, last = resumption.record.paths, resumption.status.attempt
+    paths, last = resumption.status.record.paths, resumption.status.attempt
     paths.attempt(last).mkdir(mode=0o700, parents=True, exist_ok=True)
     if newer := resumption.start.newer:  # these are in the training's way
         place = paths.checkpoints_dir / f"set-aside-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -327,8 +298,7 @@ def _exchange(paths: RunPaths, bundle: Bundle, last: int, undo: ExitStack) -> No
             path.unlink(missing_ok=True)
 
 
-@dataclass(frozen=True, kw_only=True)
-class StartPoint:
+class StartPoint(NamedTuple):
     """A complete checkpoint, or None for the beginning.
 
     `passed_over` lists each newer one that can't be used, with the reason; `newer` are those that

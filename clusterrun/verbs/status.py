@@ -73,9 +73,9 @@ def wait(
 ) -> JobStatus:
     """Wait until a job has ended and return its last status.
 
-    `stuck` is called once for each reason why the job will not start unless somebody changes
-    something. `rest` pauses between two looks. The last state is UNKNOWN if the job can't be found
-    any more. Raises JobNotFoundError, and TimeoutError after `timeout_s`.
+    `stuck` is called once for each reason why the job cannot start without a change. `rest` pauses
+    between two queries. The last state is UNKNOWN if the job can no longer be found. Raises
+    JobNotFoundError, and TimeoutError after `timeout_s`.
     """
     record = find_record(job)
     deadline = time.monotonic() + timeout_s if timeout_s is not None else float("inf")
@@ -139,12 +139,10 @@ def list_jobs(*, limit: int | None = None) -> list[JobStatus]:
     found = list_records(own, limit, with_damaged=True)
     if not found:
         known = (list_records(place, limit, with_damaged=True) for place in others)
-        found = sorted(chain(*known), key=lambda record: record.age_key, reverse=True)
-    found = found[:limit]
-    here = iter(statuses([each for each in found if each.home is None], select.backend_of))
-    there: Iterator[JobStatus] = iter(())
+        found = sorted(chain(*known), key=lambda record: record.age_key, reverse=True)[:limit]
+    jobs = statuses([each for each in found if each.home is None], select.backend_of)
     if apart := [each for each in found if each.home]:
         from clusterrun.backends.hosts import homes  # slow to import
 
-        there = iter(homes.ask(apart))
-    return [next(there if each.home else here) for each in found]
+        jobs += homes.ask(apart)
+    return sorted(jobs, key=lambda job: job.record.age_key, reverse=True)

@@ -35,15 +35,14 @@ if TYPE_CHECKING:
 def submit(job: Wanted, *, argv: Sequence[str] = (), chain: int = 0) -> Job:
     """Start a job and return its handle.
 
-    `argv` is the command to record; `chain` is the number of jobs that take turns at the run.
-    Raises UsageError if the job cannot run, SubmissionError if the scheduler refuses,
-    SchedulerUnreachableError if it does not answer; then no run directory is left, unless the job
-    may be in the queue.
+    `argv` is the command to record; `chain` is the number of jobs to queue one after another.
+    Raises UsageError if the job cannot run, SubmissionError if the scheduler refuses it, and
+    SchedulerUnreachableError if the scheduler does not answer. An error leaves no run directory,
+    unless the job may be in the queue.
     """
     from clusterrun.verbs.job import Job  # imports submitit, which most commands never need
 
-    prepared = prepare(job)
-    return Job(submit_prepared(prepared, argv=argv, chain=chain))
+    return Job(submit_prepared(prepare(job), argv=argv, chain=chain))
 
 
 def submit_prepared(
@@ -81,7 +80,7 @@ def remember(paths: RunPaths, job_id: JobId, change: Callable[[JobRecord], JobRe
     """Record a job that was submitted. Raises ClusterrunError that names the run directory."""
     try:
         record = records.update(paths, change)
-        records.link_job(record.runs_dir, job_id, paths)
+        records.link_job(paths, job_id)
         _note_passed(paths)
     except (OSError, ClusterrunError) as error:
         raise ClusterrunError(
@@ -89,7 +88,7 @@ def remember(paths: RunPaths, job_id: JobId, change: Callable[[JobRecord], JobRe
             cause=str(error),
             hint=f"its run directory is {paths.root}",
         ) from error
-    remember_root(record.runs_dir)
+    remember_root(record.paths.runs_dir)
     with contextlib.suppress(OSError, ClusterrunError):  # a home that cannot be written
         remember_home(record)
     return record
@@ -113,8 +112,7 @@ def _chain(scheduler: Backend, plan: Plan, record: JobRecord, length: int) -> Jo
     try:
         record = remember(paths, ids[0], lambda now: dataclasses.replace(now, chain_length=length))
         while len(ids) < length:
-            new = scheduler.submit_again(plan, record, after=ids[-1], chained=True)
-            ids.append(new.job_id)
+            ids.append(scheduler.submit_again(plan, record, after=ids[-1], chained=True).job_id)
             record = remember(paths, ids[-1], lambda now: records.chained_by(now, ids[-1]))
     except BaseException:
         with contextlib.suppress(ClusterrunError):

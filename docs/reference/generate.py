@@ -63,7 +63,7 @@ def pages() -> dict[str, str]:
 
 def _causes() -> Iterator[str]:
     yield f"{NOTICE}\n# Causes\n"
-    yield "What `clusterrun diagnose` can name. To list the signs: `clusterrun explain ID`.\n"
+    yield "`clusterrun diagnose` knows these causes. `clusterrun explain ID` lists the signs.\n"
     for cause in sorted(built_in().values(), key=lambda each: each.id):
         if cause.means:
             yield f"## {cause.id}\n\n{cause.means} {RETRIES[cause.retry].capitalize()}.\n"
@@ -74,7 +74,7 @@ def _causes() -> Iterator[str]:
 def _checks() -> Iterator[str]:
     known = check_pages()
     yield f"{NOTICE}\n# Checks\n"
-    yield "What [`clusterrun doctor`](../doctor.md) checks. To print one: `clusterrun explain ID`."
+    yield "[`clusterrun doctor`](../doctor.md) has these checks. `clusterrun explain ID` shows one."
     yield "\n| check | looks at |\n|---|---|"
     for name, page in known.items():
         yield f"| [{name}](#{name.replace('.', '')}) | {_cell(page.looks_at)} |"
@@ -86,14 +86,14 @@ def _checks() -> Iterator[str]:
         yield from (f"- Fix: {text}".replace("*", r"\*") for text in page.fix)
         yield from (f"- Runs on {text}." for text in places(name))
     check = "[`clusterrun check`](../doctor.md#pitfalls-of-a-script)"
-    yield f"\n# Rules\n\nWhat {check} finds in a script and its launch."
+    yield f"\n# Rules\n\n{check} applies these rules to a script and its launch."
     for rule in rules().values():
         yield f"\n## {rule.id}\n\n- Then: {rule.reason}.\n- Fix: {rule.fix}"
 
 
 def _commands() -> Iterator[str]:
     yield f"{NOTICE}\n# Commands\n"
-    yield "Every command takes `-h`, `--help` for common options, `--help-all` for all.\n"
+    yield "`-h` or `--help` prints the common options of a command, `--help-all` prints all.\n"
     yield "| command | what it does |\n|---|---|"
     for name, verb in VERBS.items():
         yield f"| [{name}](#clusterrun-{name}) | {_cell(verb.summary)} |"
@@ -142,10 +142,10 @@ def _prose(text: str) -> str:
 
 def _settings() -> Iterator[str]:
     yield f"{NOTICE}\n# Settings\n"
-    yield "Each setting is a key of `clusterrun.yaml`, a field of `JobSpec` and a variable:"
-    yield "`CLUSTERRUN_` and the key in capitals, with underscores for dots. On the command line,"
-    yield "pass its option, or `--set KEY=VALUE`."
-    yield "[Which one wins](../configuration.md).\n"
+    yield "Each setting is a key of `clusterrun.yaml`, a field of `JobSpec` and an environment"
+    yield "variable: `CLUSTERRUN_` and the key in capitals, with underscores for dots. On a command"
+    yield "line, pass its option, or `--set KEY=VALUE`."
+    yield "See [which source wins](../configuration.md).\n"
     for section in dict.fromkeys(field.group for field in FIELDS):
         yield f"\n## {section}\n\n| key | option | in Python | value | default | meaning |"
         yield "|---|---|---|---|---|---|"
@@ -187,10 +187,10 @@ def _python() -> Iterator[str]:
         if not name.startswith("_"):
             yield from _object(name, getattr(clusterrun, name))
     yield "\n## `from clusterrun import runtime`\n"
-    yield "For the training script. Outside a run the functions do nothing."
+    yield "The training script calls these functions. Outside a run, they do nothing."
     for name in runtime.__all__:
         yield from _object(f"runtime.{name}", getattr(runtime, name))
-    yield "\n## `from clusterrun import hf`\n\nFor Hugging Face's Trainer."
+    yield "\n## `from clusterrun import hf`\n\nThese names are for Hugging Face's Trainer."
     source = (
         Path(clusterrun.__file__).with_name("hf.py").read_text()
     )  # not imported: it loads torch

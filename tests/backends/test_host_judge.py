@@ -14,20 +14,19 @@ from typing import Any
 import pytest
 
 from clusterrun.backends.hosts import courier
-from clusterrun.backends.hosts.courier import can_connect, gather, take
+from clusterrun.backends.hosts.courier import gather, take
 from clusterrun.backends.hosts.judge import (
     busy,
     closed_port,
     error_of,
     gpus_to_lock,
     judged,
-    twice,
 )
 from clusterrun.backends.hosts.openssh import HINTS, Refusal, refusal_of, why
 from clusterrun.config.choices import Cluster, Device
 from clusterrun.errors import Exit
 from clusterrun.launch.plan import Plan
-from clusterrun.node.base.ports import listening_socket
+from clusterrun.node.base.ports import listening_socket, why_closed
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import current_user
 from tests.backends.builders import make_plan
@@ -117,17 +116,15 @@ def test_gpus_that_are_unknown_are_locked_by_number() -> None:
     assert gpus_to_lock(plan(cluster=Cluster.ALLOCATION), facts) == []
 
 
-def test_a_lock_of_the_job_is_the_same_host_twice() -> None:
-    error = error_of([twice("h2", "h1")])
-    assert (error.message, error.exit_code) == ("h2: the same machine as h1", Exit.USAGE)
-    other = busy("h2", "GPU-1", "process 7 of ann")
-    assert other.summary == "h2: GPU GPU-1 is held by process 7 of ann"
+def test_a_gpu_that_another_run_holds_is_named_with_its_holder() -> None:
+    found = busy("h2", "GPU-1", "process 7 of ann")
+    assert found.summary == "h2: GPU GPU-1 is held by process 7 of ann"
 
 
 def test_a_port_is_reached_while_somebody_listens_and_named_if_not() -> None:
     with listening_socket(port := free_port()):
-        assert can_connect("127.0.0.1", port) == ""
-    assert can_connect("127.0.0.1", port) == "Connection refused"
+        assert why_closed("127.0.0.1", port, patience()) == ""
+    assert why_closed("127.0.0.1", port, patience()) == "Connection refused"
     problem = closed_port("gpu2", "gpu1", 20001, "timed out")
     assert problem.summary == "gpu2: port 20001 of gpu1 cannot be reached (timed out)"
     assert "network.port_range" in problem.fix

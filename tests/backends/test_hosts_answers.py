@@ -49,7 +49,7 @@ def make(runs: RunsDir, job_id: str, host: str = "") -> JobRecord:
     made = dataclasses.replace(made, job_id=JobId(job_id), home=home)
     record.write(made)
     record.remember_home(made)
-    record.link_job(runs, made.job_id, paths)
+    record.link_job(paths, made.job_id)
     return made
 
 
@@ -109,7 +109,7 @@ def test_an_endless_answer_is_cut(monkeypatch: pytest.MonkeyPatch, runs: RunsDir
 
 
 PLACE = {"is_here": True}
-READY = {"job_id": "H10", "run_dir": "/r", "python": "python", "notes": []}
+READY = {"job_id": "H10", "run_dir": "/r", "python": "python"}
 IDS = ({"job_id": each} for each in ("../x", "4711", "H9", "", 10, None))
 REFUSED = ({"exit": 77}, {"message": 1}, {"hints": "x"}, {"message": None})
 
@@ -117,7 +117,7 @@ REFUSED = ({"exit": 77}, {"message": 1}, {"hints": "x"}, {"message": None})
 @pytest.mark.parametrize(
     "answers",
     [
-        *([PLACE, {**READY, **each}] for each in (*IDS, {"notes": 5}, {"run_dir": None})),
+        *([PLACE, {**READY, **each}] for each in (*IDS, {"run_dir": None})),
         *([PLACE, {}], [{"is_here": "x"}], [PLACE, PLACE]),
         *([{"refused": {"message": "no", **each}}] for each in REFUSED),
     ],

@@ -73,13 +73,6 @@ def test_hosts_find_the_conductor_where_it_reached_them_from(tmp_path: Path) -> 
     assert places(tmp_path, unfit=("gpu1",)) == {"gpu2": "10.0.0.1", "gpu3": "10.0.0.1"}
 
 
-def test_a_host_that_has_a_part_of_the_checkpoint_takes_part_in_its_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(HostsHost, "_savers", lambda _: ["gpu3"])
-    assert places(tmp_path, unfit=()) == {"gpu1": "127.0.0.1", "gpu3": "10.0.0.1"}
-
-
 def test_a_run_ends_with_the_shell_of_its_allocation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,13 +207,10 @@ def test_a_host_whose_setup_lines_do_not_end_is_refused(
 # What starts a shell on the hosts of an allocation
 
 
-def plan_with(starter: Starter) -> Plan:
-    about = {"cluster": Cluster.ALLOCATION, "starter": starter}
-    return planned("n1", "n2", "n3", source="$SLURM_JOB_NODELIST", **about)
-
-
 def command(starter: Starter) -> str:
-    return " ".join(crew.host_command(plan_with(starter), 2, is_here=False))
+    about = {"cluster": Cluster.ALLOCATION, "starter": starter}
+    plan = planned("n1", "n2", "n3", source="$SLURM_JOB_NODELIST", **about)
+    return " ".join(crew.host_command(plan, 2, is_here=False))
 
 
 def test_a_starter_gets_the_host_and_srun_all_that_the_allocation_has_there(

@@ -22,7 +22,7 @@ from clusterrun.config.choices import Cluster
 from clusterrun.errors import ClusterrunError, JobNotFoundError, SubmissionError, UsageError
 from clusterrun.launch.plan import Directive, Plan
 from clusterrun.rundir import record
-from clusterrun.rundir.paths import RunPaths, RunsDir
+from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.reading import read_plan
 from clusterrun.rundir.record import JobRecord
 from tests.patience import finished
@@ -325,7 +325,7 @@ def test_sbatch_gets_the_script_and_both_ids_lead_to_the_run(login: Stubs, tmp_p
     now = record.read(made.paths)
     assert (now.job_id, now.earlier_job_ids) == ("53", ("52",))
     for job_id in ("52", "53"):
-        assert record.resolve_job(job_id, [made.runs_dir]).run_dir == made.run_dir
+        assert record.resolve_job(job_id, [made.paths.runs_dir]).run_dir == made.run_dir
 
 
 def test_lost_nodes_join_those_of_the_plan_and_are_not_waited_for(
@@ -352,7 +352,7 @@ def test_a_refusal_is_one_line_and_changes_nothing(login: Stubs, tmp_path: Path)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
         assert said in done.stderr
         assert made.paths.record.read_bytes() == before
-        assert os.listdir(made.runs_dir.by_job) == ["52"]
+        assert os.listdir(made.paths.runs_dir.by_job) == ["52"]
 
 
 def test_a_job_that_cannot_be_recorded_is_taken_back(
@@ -362,10 +362,10 @@ def test_a_job_that_cannot_be_recorded_is_taken_back(
     before = made.paths.record.read_bytes()
     link = record.link_job
 
-    def full(runs_dir: RunsDir, job_id: str, paths: RunPaths) -> None:
+    def full(paths: RunPaths, job_id: str) -> None:
         if job_id == "53":
             raise OSError("no space left on device")
-        link(runs_dir, job_id, paths)
+        link(paths, job_id)
 
     monkeypatch.setattr(record, "link_job", full)
     monkeypatch.setattr(query, "cached", lambda *_: {})

@@ -15,7 +15,7 @@ from clusterrun.backends.slurm import host as slurm_host
 from clusterrun.backends.slurm.backend import CHAINED
 from clusterrun.backends.slurm.host import SlurmHost
 from clusterrun.errors import SchedulerUnreachableError
-from clusterrun.rundir import create
+from clusterrun.rundir import create, record
 from clusterrun.rundir.attempt import take_attempt
 from clusterrun.rundir.outcome import write_end
 from clusterrun.rundir.paths import RunPaths, RunsDir
@@ -107,7 +107,7 @@ def test_numbers_that_were_changed_by_hand_are_refused(tmp_path: Path) -> None:
     assert given.refusal() == ""
     words = given.srun
     given.srun = tuple(word.replace("--ntasks=2", "--ntasks=1") for word in words)
-    assert "srun has --ntasks=1 and was rendered with another value" in given.refusal()
+    assert "srun has --ntasks=1 but was rendered with another value" in given.refusal()
     given.srun = tuple(word for word in words if not word.startswith("--ntasks="))
     assert given.refusal() == ""  # the allocation's
 
@@ -144,7 +144,7 @@ def test_a_run_that_was_submitted_by_hand_is_registered_once(tmp_path: Path) -> 
     before = paths.record.stat().st_mtime_ns
     given.register()
     assert json.loads(paths.record.read_text())["job_id"] == "42"
-    assert runs.job_link("42").resolve() == paths.root.resolve()
+    assert record.resolve_job("42", [runs]).run_dir == str(paths.root)
     assert paths.record.stat().st_mtime_ns == before
 
 

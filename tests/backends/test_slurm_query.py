@@ -113,6 +113,8 @@ def test_scontrol_is_read_whole() -> None:
         start=1795257574.0,
         end=1795257641.0,
         exit_code=3,
+        partition="main",
+        asked_nodes=1,
     )
 
 
@@ -184,12 +186,6 @@ def test_no_filter_of_the_users_hides_a_job(stubs: Stubs, monkeypatch: pytest.Mo
     assert environ["SLURM_TIME_FORMAT"] == "%s"
     assert environ["SLURM_CONF"] == "/etc/slurm.conf"
     assert not {"SQUEUE_USERS", "SQUEUE_FORMAT", "SLURM_CLUSTERS"} & environ.keys()
-
-
-def test_an_unknown_job_alone_is_an_answer_not_an_error(stubs: Stubs) -> None:
-    stubs.add("squeue", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
-    stubs.add("sacct")  # exits 0 and says nothing
-    assert query.ask(["99999"]) == {}
 
 
 def test_accounting_that_lags_does_not_bring_a_job_back(stubs: Stubs) -> None:

@@ -65,12 +65,6 @@ class Scheduler:
             raise self.error
         return {job_id: self.jobs[job_id] for job_id in job_ids if job_id in self.jobs}
 
-    def submit(self, *_: object) -> Any:
-        raise NotImplementedError
-
-    def cancel(self, job_ids: Sequence[str]) -> None:
-        raise NotImplementedError
-
 
 @pytest.fixture
 def runs(tmp_path: Path) -> RunsDir:

@@ -168,8 +168,7 @@ def slurm(*argv: str) -> Callable[[Scene], float]:
 
 
 def kill_rank_without_slurmdbd(scene: Scene) -> float:
-    scene.undo.callback(scene.cluster.start_slurmdbd)
-    scene.cluster.stop_slurmdbd()
+    scene.undo.enter_context(scene.cluster.slurmdbd_stopped())
     return scene.kill_rank()
 
 

@@ -202,19 +202,6 @@ def test_slurm_without_sbatch(here: CommandLine) -> None:
     )
 
 
-def test_sbatch_that_refuses_is_quoted_and_what_there_is_is_told(here: CommandLine) -> None:
-    words = "sbatch: error: Batch job submission failed: Requested node configuration is not"
-    here.slurm(f'echo "{words} available" >&2; exit 1')
-    row = "gpu*|up|1-00:00:00|1-infinite|no|4|idle|gpu:h100:4|64|512000|(null)|n[1-4]|none"
-    here.program("sinfo", f"echo '{row}'")
-    err = refused(here, "-N2", "--gpus-per-node", "8", "train.py", code=1)
-    assert err[err.index("error:") :] == (
-        "error: sbatch refused the job: "
-        f"{words} available\n"
-        "  hint: partition 'gpu' has 4 nodes with gpu:h100:4, 64 CPUs and 512000 MB\n"
-    )
-
-
 def test_slurm_that_cannot_be_reached(here: CommandLine) -> None:
     words = "Unable to contact slurm controller (connect failure)"
     here.slurm(f'echo "sbatch: error: {words}" >&2; exit 1')

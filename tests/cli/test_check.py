@@ -96,7 +96,7 @@ def test_settings_and_files_of_the_job_are_read(here: CommandLine) -> None:
 def test_without_a_script_it_names_itself(here: CommandLine) -> None:
     said = here("check", *MANY)
     assert said.code == 2
-    assert "clusterrun check train.py" in said.err
+    assert "name the script in the command" in said.err
 
 
 # `explain` has a page for each id

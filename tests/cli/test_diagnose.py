@@ -168,7 +168,7 @@ def test_what_is_not_confirmed_reads_so(here: CommandLine) -> None:
     assert (verdict["ranks"], verdict["nodes"]) == ("2", ["node18"])
     done = here("diagnose").out
     assert "cause      perhaps: A process was killed" in done
-    assert "           another try may succeed\n" in done
+    assert "           a new attempt may succeed\n" in done
 
 
 def test_what_slurm_or_the_agents_know_is_enough(here: CommandLine) -> None:
@@ -473,6 +473,6 @@ def test_the_answer_has_the_memory_that_the_job_may_use(here: CommandLine) -> No
     done = here("diagnose").out
     assert "killed 1 process, the job may use 64 GiB on this node" in done
     resume = "             clusterrun resume 4711 --from scratch --mem 128G\n"
-    assert f"next       ask for more than 64 GiB a node, twice as much:\n{resume}" in done
+    assert f"next       double the memory, now 64 GiB per node:\n{resume}" in done
     noted(root, of("cgroup", memory=Memory(0, 64 << 30)))
     assert answered(here)["verdict"]["class"] == "sigkill_external"

@@ -20,7 +20,6 @@ from clusterrun.verbs import doctor
 from tests.cli.conftest import INSTALLED, CommandLine
 from tests.health.stand_in import stand_in
 
-ROOT = Path(__file__).resolve().parents[2]
 OFFLOAD = ("--strategy", "zero2-offload", "train.py")
 GROUPS = "main*|up|1:00:00|1-infinite|no|2|idle|gpu:h100:4|64|512000|(null)|n[1-2]|none"
 SLURM = ("--cluster", "slurm", "-N", "2", "--gpus-per-node", "4", "--time", "30")

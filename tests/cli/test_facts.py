@@ -100,7 +100,7 @@ def test_facts_are_absolute_and_hold_the_users_files(tmp_path: Path) -> None:
 
 
 def test_a_json_of_the_users_must_exist_also_among_the_scripts_arguments(tmp_path: Path) -> None:
-    (tmp_path / "here.json").write_text("{}")
+    (tmp_path / "here.json").write_bytes(b"\xff")  # what it holds decides nothing here
 
     def gather(*args: str, **more: Any) -> None:
         spec = JobSpec(**{"script": "t.py", "cluster": Cluster.SLURM, "args": args, **more})

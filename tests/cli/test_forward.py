@@ -7,10 +7,8 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,13 +16,14 @@ from typing import Any
 import pytest
 
 import clusterrun
-from clusterrun.backends.local.backend import identity
 from clusterrun.errors import ElsewhereError, Exit
 from clusterrun.rundir import create, record
 from clusterrun.rundir.paths import RunsDir, directory_name
 from clusterrun.rundir.record import Home, JobRecord
 from tests.backends.builders import make_bundle, make_plan
+from tests.cli.runs import ended
 from tests.logs.corpus import T0, raw, write_log
+from tests.logs.runs import controlled_by
 from tests.patience import patience
 
 SSH = r"""#!/usr/bin/env python3
@@ -71,14 +70,14 @@ class Here:
         made = record.new_record(plan, there, argv=(), now=float(job_id[1:]))
         made = dataclasses.replace(made, job_id=job_id, **changes)
         record.write(made)
-        record.link_job(home, job_id, there)
+        record.link_job(there, job_id)
         paths = self.runs.run(directory_name(name), there.root.name)
         paths.root.mkdir(parents=True)
         at = Home(host=host, run_dir=str(there.root), python=sys.executable)
         here = dataclasses.replace(made, run_dir=str(paths.root), home=at)
         record.write(here)
         record.remember_home(here)
-        record.link_job(self.runs, job_id, paths)
+        record.link_job(paths, job_id)
         return made
 
     def popen(self, *args: str, **settings: Any) -> subprocess.Popen[bytes]:
@@ -111,23 +110,14 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Here:
 
 
 def end(made: JobRecord, state: str = "COMPLETED", code: int = 0) -> None:
-    made.paths.attempt(1).mkdir(parents=True, exist_ok=True)
-    data = {"schema": "clusterrun.end/1", "state": state, "exit_code": code, "ended_at": 7.5}
-    made.paths.end.write_text(json.dumps(data))
+    ended(made.paths.root, state, code)
 
 
 def start(made: JobRecord) -> subprocess.Popen[bytes]:
     """Let a process that sleeps stand for the controller of a job."""
     sleeper = subprocess.Popen(["sleep", "600"])
-    controller = {
-        "schema": "clusterrun.controller/1",
-        "pid": sleeper.pid,
-        "identity": identity(sleeper.pid),
-        "host": socket.gethostname(),
-        "started_at": time.time(),
-    }
     made.paths.attempt(1).mkdir(parents=True, exist_ok=True)
-    made.paths.controller.write_text(json.dumps(controller))
+    controlled_by(sleeper.pid, made.paths)
     return sleeper
 
 
@@ -296,7 +286,7 @@ def test_a_project_names_no_host_and_no_program_until_the_user_trusts_it(here: H
     for words in (("--adopt", "H1"), ("H1",)):
         code, out, err = here("status", *words)
         assert (code, "COMPLETED" in out) == (0, True), err
-        assert ("from now on, gpu1 answers commands about this run" in err) == ("--adopt" in words)
+        assert ("from now on, gpu1 runs commands about this run" in err) == ("--adopt" in words)
     assert here("list")[0] == 0
     assert here.asked == ["gpu1 -T"] * 3
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -17,8 +16,8 @@ from clusterrun.rundir.outcome import Cause
 from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import outcome
 from tests.cli.runs import ended, queue, running, submitted
-from tests.patience import finished, patience
-from tests.terminals import columns_of, shown_in
+from tests.patience import finished
+from tests.terminals import columns_of, in_terminal, shown_in
 
 
 def clusterrun(
@@ -69,30 +68,11 @@ def test_a_reader_that_goes_away_or_a_full_disk_is_told_in_one_line() -> None:
         os.close(stdout)
 
 
-def _in_terminal(*args: str, **environ: str) -> str:
-    """Run with stderr on a pseudo-terminal and return what was shown there."""
-    master, slave = pty.openpty()
-    env = {**os.environ, "TERM": "xterm", **environ}
-    for name in ("NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE"):
-        if name not in environ:
-            env.pop(name, None)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "clusterrun", *args],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=slave,
-        env=env,
-    )
-    os.close(slave)
-    shown = b""
-    try:
-        while chunk := os.read(master, 4096):
-            shown += chunk
-    except OSError:  # how Linux says that the other end was closed
-        pass
-    process.wait(timeout=60 * patience())
-    os.close(master)
-    return shown.decode()
+def _shown(*args: str, **environ: str) -> str:
+    """Run in a terminal, and return what was shown there."""
+    plain = {name: text for name, text in os.environ.items() if "COLOR" not in name}
+    argv = [sys.executable, "-m", "clusterrun", *args]
+    return in_terminal(argv, env={**plain, "TERM": "xterm", **environ})[1]
 
 
 RED = "\x1b[31m"
@@ -112,7 +92,7 @@ RED = "\x1b[31m"
 def test_colour_on_a_terminal(
     args: tuple[str, ...], environ: dict[str, str], coloured: bool
 ) -> None:
-    assert (RED in _in_terminal(*args, "nosuch", **environ)) is coloured
+    assert (RED in _shown(*args, "nosuch", **environ)) is coloured
 
 
 def test_colour_in_a_pipe() -> None:
@@ -226,6 +206,17 @@ def test_the_verdict_of_plan_is_the_last_line_of_a_terminal(here: CommandLine) -
     first, *_, last = shown_in(80, *words)
     assert first == last
     assert here(*words).out.count(first) == 1
+
+
+def test_a_recommendation_is_whole_at_80_columns(here: CommandLine) -> None:
+    words = (*PLAN, "--gpus-per-node", "8", "--recommend", "--effective-batch", "256")
+    lines = shown_in(80, *words)
+    assert not any("…" in line for line in lines)
+    (head,) = [line.split("  ") for line in lines if line.startswith("STRATEGY")]
+    names = ["STRATEGY", "MICRO-BATCH", "ACCUMULATION", "GRAD-CKPT", "GPU GiB", "TIME", "VERDICT"]
+    assert [name.strip() for name in head if name.strip()] == names
+    (command,) = [x for x in here(*words).out.splitlines() if x.startswith("details: ")]
+    assert command in lines
 
 
 def test_doctor_ends_with_what_is_wrong_on_a_terminal(here: CommandLine) -> None:

@@ -277,17 +277,3 @@ def test_verbs_that_take_options_of_submit_say_so_in_one_line(
         main([verb, "--help"])
         said = " ".join(capsys.readouterr().out.split())
         assert said.count("see clusterrun submit --help") == 1
-
-
-def test_load_resolves_with_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("CLUSTERRUN_SITE_CONFIG", "/dev/null")
-    monkeypatch.setenv("CLUSTERRUN_SLURM_ACCOUNT", "nlp")
-    (tmp_path / "clusterrun.yaml").write_text("name: x\n")
-    resolved = parse("-t", "1:30:00", "train.py", "--nodes=2").load()
-    spec = resolved.spec
-    assert (spec.name, spec.account, spec.time_minutes) == ("x", "nlp", 90)
-    assert (spec.script, spec.args) == ("train.py", ("--nodes=2",))
-    assert str(resolved.origins["slurm.time"]) == "command line (--time)"
-    assert str(resolved.origins["script"]) == "command line"
-    assert "--nodes" in resolved.notes[0]

@@ -50,7 +50,7 @@ HALVE = "halve the micro-batch and double the accumulation: the effective batch 
 KILLED = "slurmstepd: error: Detected 1 oom_kill event in StepId=4711.0."
 WATCHDOG = "Watchdog caught collective operation timeout: WorkNCCL"
 PLANNED = "--set training.planned=true --set training.micro_batch=8 train.py"
-LARGER = "raise the timeout if one rank takes longer to save or evaluate"
+LARGER = "raise the timeout if a rank needs more time to save or evaluate"
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ LARGER = "raise the timeout if one rank takes longer to save or evaluate"
         (
             "--mem 64G train.py",
             KILLED,
-            "ask for more than --mem 64G, twice as much",
+            "double the memory, now --mem 64G",
             "--mem 128G",
         ),
         (  # an argument is like a word of the advice
@@ -90,7 +90,7 @@ LARGER = "raise the timeout if one rank takes longer to save or evaluate"
         (
             "--set launch.main_process_port=29500 train.py",
             "OSError: [Errno 98] Address already in use",
-            "choose another one (by default clusterrun derives it from the job id)",
+            "choose a different port (by default clusterrun derives it from the job id)",
             "--set launch.main_process_port=29501",
         ),
         ("--timeout 10m train.py", f"{WATCHDOG}(SeqNum=7)", LARGER, "--timeout 20m"),
@@ -111,7 +111,7 @@ def test_the_time_limit_fits_the_steps_that_are_left(here: CommandLine) -> None:
     assert proposed(here, root, state="TIMEOUT", is_saved=False)[1:] == [
         "7,200 steps are left, 02:00:00 at 1 steps/s; with a tenth for starts and saves: "
         "clusterrun resume 4711 --time 02:12:00",
-        "or keep the limit and let 3 jobs continue one another: "
+        "or keep the limit and queue 3 jobs, one after another: "
         "clusterrun resume 4711 --on-interrupt successor",
     ]
 
@@ -205,6 +205,18 @@ def test_what_no_try_can_change_fails_again(here: CommandLine) -> None:
     for ending, answer in table:
         outcome(root, **{"rank": 0, "message": "boom", "code": 1, **ending})
         assert verdict(here)["retry"] == answer
+
+
+def test_a_broken_world_contract_says_once_what_to_do(here: CommandLine) -> None:
+    root = submitted(here, "4711", *TRAIN, "train.py")
+    hints = ["call init_process_group()", "use --set launch.world_contract=false"]
+    lines = ["world contract broken: this rank trains alone", "cause: no process group"]
+    message = "\n".join([*lines, *(f"hint: {hint}" for hint in hints)])
+    outcome(root, code=120, cause=Cause.WORLD, rank=0, node="node17", message=message)
+    assert proposed(here, root) == hints
+    said = here("diagnose", "4711").out
+    assert "cause: no process group" in said
+    assert [said.count(hint) for hint in hints] == [1, 1]
 
 
 @pytest.mark.parametrize("is_over", [True, False])

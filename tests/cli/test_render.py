@@ -114,25 +114,6 @@ def test_templates_of_project_user_and_site_win_in_this_order(
         assert here("render", "--cluster", "local").out == f"#!/bin/bash\n# of {place.name}\n"
 
 
-def test_a_deepspeed_json_among_the_scripts_arguments_decides_the_launch(here: CommandLine) -> None:
-    cpu = ("render", "--cluster", "local", "--device", "cpu", "--nproc-per-node", "2", "--json")
-    argv = (*cpu, "train.py", "--deepspeed", "conf/ds.json")
-    missing = here(*argv)
-    assert missing.code == 2
-    assert "arguments name a DeepSpeed JSON that does not exist: 'conf/ds.json'\n" in missing.err
-    unasked = json.loads(here(*cpu, "train.py").out)["files"]
-    assert json.loads(unasked["plan.json"])["strategy"] == "ddp"
-    plain = unasked["accelerate.yaml"]
-    (here.path / "conf").mkdir()
-    for text in (b"{", b'{"lr": 1}', b"\xff"):
-        (here.path / "conf" / "ds.json").write_bytes(text)
-        assert json.loads(here(*argv).out)["files"]["accelerate.yaml"] == plain
-    (here.path / "conf" / "ds.json").write_text('{"zero_optimization": {"stage": 3}}')
-    said = here(*argv)
-    assert json.loads(json.loads(said.out)["files"]["plan.json"])["strategy"] == "zero3"
-    assert "conf/ds.json, from the script's arguments, sets the strategy to zero3" in said.err
-
-
 def test_bf16_on_a_gpu_without_it_is_told(here: CommandLine) -> None:
     for gpu, is_told in {"v100": True, "a100": False, "unknown": False}.items():
         cluster = ("--cluster", "slurm", "--gpus-per-node", "1", "--set", f"slurm.gpu_type={gpu}")

@@ -7,6 +7,7 @@ import stat
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -37,10 +38,6 @@ end = {"schema": "clusterrun.end/1", "state": state, "exit_code": int(failed), "
 (root / "end.json").write_text(json.dumps(end))
 print(100 + number)
 """
-
-
-def interrupted(*_: object, **__: object) -> None:
-    raise KeyboardInterrupt
 
 
 WORLDS = ("--nodes", "1,2,4", "--nproc-per-node", "2", "--device", "cpu")
@@ -135,7 +132,7 @@ def test_ctrl_c_leaves_the_jobs_and_collect_comes_back(
     slurm: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(scaling_verb, "wait", interrupted)
+        patch.setattr(scaling_verb, "wait", MagicMock(side_effect=KeyboardInterrupt))
         said = slurm("scaling", *WORLDS, "train.py")
     assert said.code == 130
     assert "run the same command with --collect to wait for them and print the table" in said.err

@@ -166,14 +166,6 @@ def test_options_that_exclude_each_other(here: CommandLine) -> None:
     assert here.asked("sbatch") == []
 
 
-def end(here: CommandLine, state: str, code: int) -> None:
-    """Write what the batch script writes last."""
-    root = run_dir(here)
-    (root / "attempts" / "1").mkdir(parents=True, exist_ok=True)
-    data = {"schema": "clusterrun.end/1", "state": state, "exit_code": code, "ended_at": 1.5}
-    (root / "end.json").write_text(json.dumps(data))
-
-
 @pytest.mark.parametrize(
     ("ended", "code"),
     [

@@ -81,7 +81,7 @@ def main() -> int:
     asked["state_dir"] = (asked["state_dir"] or default_state_dir(asked["slot"])).absolute()
     try:
         return verb(Shape(**asked))
-    except (ClusterError, ValueError) as error:
+    except ClusterError as error:
         print(error, file=sys.stderr)
         return 1
 

@@ -158,7 +158,7 @@ class Cluster:
             self.run(["scontrol", "update", f"JobId={job_id}", "StartTime=now+2"], check=False)
 
     def wait_job(
-        self, job_id: str, states: Collection[str] | str = OVER, timeout_s: float = 60
+        self, job_id: str, states: Collection[str] | str = OVER, timeout_s: float = 200
     ) -> str:
         """Wait until a job is in one of `states` and return it; raise ClusterError when late."""
         wanted = {states} if isinstance(states, str) else set(states)
@@ -243,31 +243,19 @@ class Cluster:
             for pid in pids:
                 namespaces.send(pid, signal.SIGCONT)
 
-    def start_slurmctld(self) -> None:
-        """Start slurmctld from its saved state."""
-        daemons.start_slurmctld(self.shape)
-
     def restart_slurmctld(self) -> None:
-        """Stop and start slurmctld."""
+        """Stop slurmctld, and start it from its saved state."""
         daemons.stop(self.shape, "slurmctld")
-        self.start_slurmctld()
-
-    def stop_slurmdbd(self) -> None:
-        """Stop slurmdbd: sacct fails, jobs and slurmctld go on."""
-        daemons.stop(self.shape, "slurmdbd")
-
-    def start_slurmdbd(self) -> None:
-        """Start slurmdbd."""
-        daemons.start_slurmdbd(self.shape)
+        daemons.start_slurmctld(self.shape)
 
     @contextmanager
     def slurmdbd_stopped(self) -> Iterator[None]:
-        """Be without a working sacct for a while."""
-        self.stop_slurmdbd()
+        """Be without a working sacct for a while; jobs and slurmctld go on."""
+        daemons.stop(self.shape, "slurmdbd")
         try:
             yield
         finally:
-            self.start_slurmdbd()
+            daemons.start_slurmdbd(self.shape)
 
     def heal(self, timeout_s: float = 60) -> None:
         """Undo every fault above and wait until the cluster is healthy.
@@ -277,9 +265,9 @@ class Cluster:
         """
         gone = daemons.missing(self.shape)
         if "slurmdbd" in gone:
-            self.start_slurmdbd()
+            daemons.start_slurmdbd(self.shape)
         if "slurmctld" in gone:
-            self.start_slurmctld()
+            daemons.start_slurmctld(self.shape)
         for node in self.nodes:
             if f"slurmd-{node}" in gone:
                 self._set_node(node, "DOWN")

@@ -54,13 +54,6 @@ def another(number: int, **shape: Any) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="session")
-def no_accounting_cluster() -> Iterator[Cluster]:
-    """Bring up a second, small cluster on which nobody keeps accounts: `sacct` fails there."""
-    with another(NO_ACCOUNTING, nodes=2, accounting=False) as second:
-        yield second
-
-
-@pytest.fixture(scope="session")
 def newer_slurm_cluster() -> Iterator[Cluster]:
     """Bring up a cluster of a newer Slurm than the system's."""
     newer = NewerSlurm.default()
@@ -79,19 +72,11 @@ def newer_cluster(newer_slurm_cluster: Cluster, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.fixture
-def cluster_no_accounting(
-    no_accounting_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> Cluster:
-    """Point SLURM_CONF at the cluster without accounting, for one test."""
-    monkeypatch.setenv("SLURM_CONF", str(no_accounting_cluster.shape.slurm_conf))
-    return no_accounting_cluster
-
-
-@pytest.fixture
-def cluster_slurmdbd_stopped(cluster: Cluster) -> Iterator[Cluster]:
-    """Stop slurmdbd for one test: there is accounting, and just now it doesn't answer."""
-    with cluster.slurmdbd_stopped():
-        yield cluster
+def cluster_no_accounting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """Point SLURM_CONF, for one test, at a small cluster without accounts: `sacct` fails there."""
+    with another(NO_ACCOUNTING, nodes=2, accounting=False) as second:
+        monkeypatch.setenv("SLURM_CONF", str(second.shape.slurm_conf))
+        yield second
 
 
 def _serves(found: Shape, wanted: Shape) -> bool:

@@ -75,9 +75,6 @@ def test_down_never_deletes_a_directory_that_is_not_a_cluster(tmp_path: Path) ->
 # A newer Slurm
 
 
-ROOT = Path(__file__).parents[2]
-
-
 @pytest.mark.slurm
 def test_commands_and_jobs_of_the_newer_cluster_use_the_newer_slurm(newer_cluster: Cluster) -> None:
     assert f" {VERSION}." in run(["scontrol", "--version"]).stdout

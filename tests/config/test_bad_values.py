@@ -21,8 +21,7 @@ SPAN = "write 90 (seconds), 90s, 30m, 1h30m or 1:30:00"
 NAME = "leave out slashes; '.', '..' and 'by-job' are reserved"
 DISK = "name a directory on the disk of each node, without variables: /local/scratch"
 PORTS = "write two ports between 1024 and 65535, e.g. 20000-29999"
-LEAST = "write {} or more, or leave it out"
-MOST = "write {} or less, or leave it out"
+DEFAULT = "leave it out to use the default"
 
 # Fields, texts, message, hint. {0} is the setting as its source names it, {1} the text; a message
 # without {0} is that of a text that has no value in Python.
@@ -30,11 +29,11 @@ RULES = [
     ("time_minutes", ("25:99", "1:60:00"), "'{1}' is not a time limit", TIME),
     ("time_min_minutes", ("soon",), "'{1}' is not a time limit", TIME),
     ("hang_timeout_s", ("-1",), "'-1' is not a time span", SPAN),
-    ("nodes cpus_per_task layers", ("0",), "{0} must be at least 1, not 0", LEAST.format(1)),
-    ("gpus_per_node", ("-1",), "{0} must be at least 0, not -1", LEAST.format(0)),
-    ("nodes", ("99999",), "{0} must be at most 65533, not 99999", MOST.format(65533)),
-    ("nproc_per_node", ("99999",), "{0} must be at most 1024, not 99999", MOST.format(1024)),
-    ("main_process_port", ("65536",), "{0} must be at most 65535, not {1}", MOST.format(65535)),
+    ("nodes cpus_per_task layers", ("0",), "{0} must be at least 1, not 0", DEFAULT),
+    ("gpus_per_node", ("-1",), "{0} must be at least 0, not -1", DEFAULT),
+    ("nodes", ("99999",), "{0} must be at most 65533, not 99999", DEFAULT),
+    ("nproc_per_node", ("99999",), "{0} must be at most 1024, not 99999", DEFAULT),
+    ("main_process_port", ("65536",), "{0} must be at most 65535, not {1}", DEFAULT),
     ("stage_dir", ("local", "~/x", "/x/$USER"), "{0} must be an absolute path, not '{1}'", DISK),
     ("port_range", ("80-90", "20000", "2000-1000", "20000-70000", "1-2-3"),
      "{0} {1} is not a range of ports", PORTS),

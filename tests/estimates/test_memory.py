@@ -19,13 +19,11 @@ from clusterrun.config.choices import Optimizer, Strategy
 from clusterrun.errors import UsageError
 from clusterrun.estimates import memory
 from clusterrun.estimates.inputs import GIB, Model, Setup, Term, total
-from clusterrun.estimates.memory import (
-    best_terms,
-    checkpoint_terms,
-)
+from clusterrun.estimates.memory import best_terms, checkpoint_terms
 from clusterrun.estimates.models import BUILT_IN, from_numbers
 from tests.estimates.golden import TABLES
-from tests.examples.worlds import command, descendants
+from tests.examples.worlds import command
+from tests.road import descendants
 
 LLAMA = BUILT_IN["llama-3.1-8b"]
 P = LLAMA.params
@@ -52,9 +50,9 @@ def _sizes(terms: tuple[Term, ...]) -> dict[str, int]:
     return {term.name: term.bytes for term in terms}
 
 
-def _states(setup: Setup) -> int:
-    sizes = _sizes(memory.gpu_terms(setup))
-    return sum(sizes.get(name, 0) for name in STATES)
+def states(setup: Setup) -> int:
+    """Return the bytes of the model's states on a GPU."""
+    return total(term for term in memory.gpu_terms(setup) if term.name in STATES)
 
 
 # Model states, in bytes of each parameter, on 2 nodes of 4 GPUs
@@ -70,7 +68,7 @@ EACH = {
 
 def test_a_strategy_keeps_its_share_of_the_states() -> None:
     for (strategy, precision), each in EACH.items():
-        kept = _states(_setup(Strategy(strategy), precision=precision))
+        kept = states(_setup(Strategy(strategy), precision=precision))
         assert kept == pytest.approx(each * P, abs=3), (strategy, precision)
 
 
@@ -144,8 +142,8 @@ def test_adapters_are_as_many_as_peft_makes_for_all_linear_layers(family: str) -
 
 def test_lora_freezes_the_weights_in_half_precision() -> None:
     adapters = LLAMA.adapter_params(16)
-    assert _states(_setup(Strategy.DDP, lora=16)) == 2 * P + 16 * adapters
-    assert _states(_setup(Strategy.DDP, lora=16, precision="fp32")) == 4 * P + 16 * adapters
+    assert states(_setup(Strategy.DDP, lora=16)) == 2 * P + 16 * adapters
+    assert states(_setup(Strategy.DDP, lora=16, precision="fp32")) == 4 * P + 16 * adapters
 
 
 def test_lora_of_a_model_without_shape_says_what_is_missing() -> None:
@@ -266,7 +264,7 @@ def _peak_of_processes(argv: list[str], env: Mapping[str, str]) -> int:
         argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as launcher:
         while launcher.poll() is None:
-            peak = max(peak, sum(map(_resident_bytes, [launcher.pid, *descendants(launcher.pid)])))
+            peak = max(peak, sum(map(_resident_bytes, descendants(launcher.pid))))
             time.sleep(0.05)
     assert launcher.returncode == 0
     return peak
@@ -348,12 +346,6 @@ def test_of_the_best_only_weights_are_counted_and_none_is_in_flight() -> None:
 
 MIB = 1 << 20
 ZERO2, ZERO3 = TABLES["deepspeed_zero2"], TABLES["deepspeed_zero3"]
-
-
-def states(setup: Setup) -> int:
-    """Return the bytes of the model's states on a GPU."""
-    names = ("weights", "gradients", "optimizer")
-    return total(term for term in memory.gpu_terms(setup) if term.name in names)
 
 
 def on_host(setup: Setup) -> int:

@@ -24,3 +24,8 @@ def commands(example: Path, kind: str) -> list[str]:
     """Return the shell blocks of an example's README that are marked as `kind`."""
     found = BLOCK.findall((example / "README.md").read_text())
     return [text for name, language, text in found if name == kind and language == "bash"]
+
+
+def script(example: Path, kind: str) -> str:
+    """Return them as one script."""
+    return "\n".join(commands(example, kind))

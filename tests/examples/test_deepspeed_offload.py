@@ -13,8 +13,9 @@ import pytest
 import torch
 import yaml
 
+from tests.examples.guides import script
 from tests.patience import patience
-from tests.readme import BLOCK, run
+from tests.readme import run
 from tests.road import EXAMPLES, Project, project
 
 HERE = EXAMPLES / "deepspeed_offload"
@@ -71,8 +72,7 @@ def words_right(text: str) -> int:
 
 @pytest.mark.long
 def test_the_tour_debugs_goes_on_and_captions_images_that_it_never_saw(tmp_path: Path) -> None:
-    blocks = BLOCK.findall((HERE / "README.md").read_text())
-    out = run("\n".join(block for name, _, block in blocks if name == "local"), tmp_path)
+    out = run(script(HERE, "local"), tmp_path)
     assert "strategy deepspeed zero-2, optimizer in host memory, precision no" in out
     assert set(re.findall(r"rank (\d)/2 on local0 device cpu", out)) == {"0", "1"}
     assert len(re.findall(r"saved .*/tmp/captions/step-00000005$", out, re.MULTILINE)) == 1

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +17,8 @@ import yaml
 from clusterrun.shared import checkpoint_files
 from tests import readme
 from tests.examples import worlds
-from tests.examples.worlds import printed
-from tests.patience import finished
+from tests.examples.guides import script
+from tests.examples.worlds import held_out, printed
 
 HERE = worlds.EXAMPLES / "finetune_lora"
 SCRIPT = HERE / "finetune.py"
@@ -28,11 +26,6 @@ README = (HERE / "README.md").read_text()
 TINY = "--hidden 16 --layers 1 --heads 2 --samples 40 --held-out 8 --batch-size 2 --log-every 1"
 
 pytestmark = pytest.mark.torch
-
-
-def blocks(kind: str) -> str:
-    found = readme.BLOCK.findall(README)
-    return "\n".join(text for name, _, text in found if name == kind)
 
 
 @dataclass(frozen=True)
@@ -51,7 +44,7 @@ class Tour:
 @pytest.fixture(scope="module")
 def tour(tmp_path_factory: pytest.TempPathFactory) -> Tour:
     path = tmp_path_factory.mktemp("tour")
-    text = readme.run(blocks("local"), path)
+    text = readme.run(script(HERE, "local"), path)
     return Tour(text, output_of(path, "finetune-lora"), output_of(path, "cut"))
 
 
@@ -75,16 +68,7 @@ def finetune(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 def by_hand(folder: Path, *flags: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run the script with plain python."""
-    clean = ("ACCELERATE_", "CLUSTERRUN_", "WORLD_SIZE", "RANK", "LOCAL_")
-    env = {name: value for name, value in os.environ.items() if not name.startswith(clean)}
-    env |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **environ}
-    return finished([sys.executable, SCRIPT, *flags], timeout_s=300, cwd=folder, env=env)
-
-
-def held_out(text: str) -> tuple[float, float]:
-    """Return the loss after the training and before it."""
-    ((after, before),) = re.findall(r"held-out loss (\S+) \(untrained (\S+)\)", text)
-    return float(after), float(before)
+    return worlds.train(folder, "none", 1, *flags, example=SCRIPT, environ=environ)
 
 
 def losses(text: str) -> dict[int, str]:
@@ -180,7 +164,7 @@ def test_the_base_stays_as_it_was_and_the_adapters_make_the_difference(
 
 @pytest.mark.long
 def test_2500_samples_at_64_a_step_are_40_steps_an_epoch(tmp_path: Path) -> None:
-    out = readme.run(blocks("steps"), tmp_path)
+    out = readme.run(script(HERE, "steps"), tmp_path)
     assert "batch 8 x 8 accumulation x 1 ranks = 64 samples a step, 40 steps an epoch" in out
     listed = checkpoint_files.listed(tmp_path / "examples/finetune_lora/steps")
     assert [checkpoint_files.read(path).step for _, path in listed] == [120, 80, 40]
@@ -188,7 +172,7 @@ def test_2500_samples_at_64_a_step_are_40_steps_an_epoch(tmp_path: Path) -> None
 
 @pytest.mark.long
 def test_deepspeed_by_name_and_by_json_with_an_optimizer_of_its_own_train(tmp_path: Path) -> None:
-    out = readme.run(blocks("zero"), tmp_path)
+    out = readme.run(script(HERE, "zero"), tmp_path)
     assert out.count("world 2 ranks, deepspeed zero-2, precision no") == 2
     zero, own = output_of(tmp_path, "zero"), output_of(tmp_path, "json")
     for after, before in re.findall(r"held-out loss (\S+) \(untrained (\S+)\)", out):
@@ -205,7 +189,7 @@ def test_deepspeed_by_name_and_by_json_with_an_optimizer_of_its_own_train(tmp_pa
 def test_half_the_batch_and_twice_the_accumulation_go_on_and_more_epochs_are_recorded(
     tmp_path: Path,
 ) -> None:
-    out = readme.run(blocks("memory"), tmp_path)
+    out = readme.run(script(HERE, "memory"), tmp_path)
     assert "batch 8 x 8 accumulation x 1 ranks = 64 samples a step, 4 steps an epoch" in out
     assert "resuming with epochs 5 instead of 2 (override)" in out
     assert "batch 4 x 16 accumulation x 1 ranks = 64 samples a step, 4 steps an epoch" in out

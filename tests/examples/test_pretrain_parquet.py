@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import shutil
 import subprocess
@@ -16,8 +15,8 @@ import pytest
 import yaml
 
 from tests.examples import worlds
-from tests.patience import patience
-from tests.readme import BLOCK, run
+from tests.examples.guides import script
+from tests.readme import run
 from tests.road import EXAMPLES
 
 pyarrow = pytest.importorskip("pyarrow", reason="the example needs the extra 'examples'")
@@ -138,14 +137,8 @@ def test_caches_are_given_back_every_50_steps(
     assert (cleared, reported) == ([50, 100, 150, 200, 250], [200])
 
 
-def block(name: str) -> str:
-    """Return the commands of the guide that have this name."""
-    blocks = BLOCK.findall((HERE / "README.md").read_text())
-    return "\n".join(text for kind, _, text in blocks if kind == name)
-
-
 def test_the_large_training_is_planned_as_the_guide_says(tmp_path: Path) -> None:
-    out = run(block("plan"), tmp_path)
+    out = run(script(HERE, "plan"), tmp_path)
     assert "32 per rank x 2 accumulation x 3 ranks = 192 samples a step" in out
     assert "52,083 full steps per epoch" in out
     assert "disk      2.28 GB per checkpoint, keep 1 + 1 in flight + weights of the best 5" in out
@@ -221,9 +214,10 @@ def test_the_large_configuration_gives_way_to_own_values(
 # From here on it trains.
 
 ROWS = 800
+EXAMPLE = HERE / "pretrain.py"
 TINY = (
-    "--epochs 2 --batch-size 16 --layers 1 --width 32 --log-every 1 --save-every 20 --keep 9 "
-    "--buffer-rows 60"
+    "--data data --output out --epochs 2 --batch-size 16 --layers 1 --width 32 --log-every 1 "
+    "--save-every 20 --keep 9 --buffer-rows 60"
 )
 
 
@@ -235,26 +229,18 @@ def make_data(directory: Path) -> None:
     parquet.write_table(pyarrow.table(rows), directory / "train/part-00002.parquet")
 
 
-def start(folder: Path, *options: str) -> subprocess.Popen[str]:
-    """Start the script by hand, in one process."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("CLUSTERRUN_")}
-    env |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true"}
-    argv = [sys.executable, str(HERE / "pretrain.py"), "--data", "data", "--output", "out"]
-    return subprocess.Popen(
-        [*argv, *TINY.split(), *options],
-        cwd=folder,
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def by_hand(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return worlds.train(folder, "none", 1, *TINY.split(), *options, example=EXAMPLE)
 
 
 def train(folder: Path, *options: str) -> str:
-    process = start(folder, *options)
-    out, err = process.communicate(timeout=300 * patience())
-    assert process.returncode == 0, out + err
-    return out
+    return worlds.printed(by_hand(folder, *options))
+
+
+def refusal(folder: Path, *options: str) -> str:
+    done = by_hand(folder, *options)
+    assert done.returncode == 1
+    return done.stderr
 
 
 def steps(text: str) -> dict[int, str]:
@@ -274,11 +260,13 @@ def test_a_killed_run_goes_on_with_the_next_row_and_ends_in_the_same_bits(
     tmp_path: Path, whole: tuple[Path, str]
 ) -> None:
     make_data(tmp_path / "data")
-    process = start(tmp_path, "--host-memory", "12")
-    assert process.stdout is not None
-    assert any(line.startswith("step 75/100") for line in process.stdout)
-    process.kill()
-    process.communicate()
+    argv, env = worlds.command(
+        tmp_path, "none", 1, *TINY.split(), "--host-memory", "12", example=EXAMPLE
+    )
+    with subprocess.Popen(argv, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True) as killed:
+        assert killed.stdout is not None
+        assert any(line.startswith("step 75/100") for line in killed.stdout)
+        killed.kill()
     resumed = train(tmp_path, "--host-memory", "12")
     assert re.search(
         r"^resumed at step 60: rank 0 reads on from part-0000\d\.parquet, row group \d, row \d+$",
@@ -309,22 +297,19 @@ def test_the_same_effective_batch_goes_on_with_the_same_losses(
     divided = ("--batch_size_per_gpu=8", "--gradient_accumulation_steps=2")
     text = train(folder, *divided, "--is_keep_training=True")
     assert (steps(text), len(expected)) == (expected, 20)
-    process = start(tmp_path, "--is_keep_training=True", "--output", "elsewhere")
-    _, err = process.communicate(timeout=300 * patience())
-    assert process.returncode == 1
+    err = refusal(tmp_path, "--is_keep_training=True", "--output", "elsewhere")
     assert err.startswith("error: elsewhere has no complete checkpoint to resume from\n  hint: ")
 
 
 @pytest.mark.long
 def test_one_process_goes_on_where_two_left_off(tmp_path: Path) -> None:
     make_data(tmp_path / "data")
-    options = ["--data", "data", "--output", "out", *TINY.split(), "--epochs", "1"]
-    example = HERE / "pretrain.py"
-    two = worlds.train(tmp_path, "ddp", 2, *options, "--batch-size", "8", example=example)
-    assert two.returncode == 0, two.stderr
+    halved = ("--epochs", "1", "--batch-size", "8")
+    two = worlds.train(tmp_path, "ddp", 2, *TINY.split(), *halved, example=EXAMPLE)
+    printed = worlds.printed(two)
     copied(tmp_path, tmp_path / "one", from_step=40)
     text = train(tmp_path / "one", "--epochs", "1")
-    expected = {step: loss for step, loss in steps(two.stdout).items() if step > 40}
+    expected = {step: loss for step, loss in steps(printed).items() if step > 40}
     assert (steps(text), len(expected)) == (expected, 10)
 
 
@@ -333,9 +318,7 @@ def test_another_training_is_refused_in_words_and_a_rate_may_be_overridden(
     tmp_path: Path, whole: tuple[Path, str]
 ) -> None:
     folder = copied(whole[0], tmp_path, from_step=80)
-    process = start(folder, "--accumulation", "2", "--lr", "5e-5")
-    _, err = process.communicate(timeout=300 * patience())
-    assert process.returncode == 1
+    err = refusal(folder, "--accumulation", "2", "--lr", "5e-5")
     assert "step-00000080: effective_batch was 16 and is 32; lr was 0.003 and is 5e-05\n" in err
     assert "  hint: keep batch size x accumulation x ranks = 16; accept the change with" in err
     assert "Traceback" not in err
@@ -346,7 +329,7 @@ def test_another_training_is_refused_in_words_and_a_rate_may_be_overridden(
 
 @pytest.mark.long
 def test_the_tour_learns_to_answer_and_keeps_the_best(tmp_path: Path) -> None:
-    out = run(block("local"), tmp_path)
+    out = run(script(HERE, "local"), tmp_path)
     assert "host memory 12.0 GiB (given): no workers, no pinned memory" in out
     assert "world 2 ranks, 32 rows a step, 279 steps in all" in out
     memory = r"memory at step (\d+): host (\d+) MB \(\d+% of 12\.0 GiB\), peak (\d+) MB"

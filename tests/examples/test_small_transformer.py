@@ -17,9 +17,9 @@ import pytest
 
 from clusterrun.config.load import load_spec
 from clusterrun.estimates.steps import advice
-from tests.examples.guides import commands, load
+from tests.examples.guides import load, script
 from tests.examples.worlds import EXAMPLES, IN_A_RUN, asked_to_leave, train
-from tests.patience import finished, patience
+from tests.patience import patience
 from tests.readme import run
 from tests.road import Project, project
 
@@ -86,10 +86,8 @@ def alone(
     here: Project, *argv: str, environ: Mapping[str, str] = MappingProxyType({})
 ) -> subprocess.CompletedProcess[str]:
     """Run the script in one process, without clusterrun's command."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
-    quiet = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "HOME": str(here.path)}
-    env = inherited | quiet | dict(environ)
-    return finished([sys.executable, "train.py", *argv], timeout_s=300, cwd=here.path, env=env)
+    environ = {"HOME": str(here.path), **environ}
+    return train(here.path, "none", 1, *argv, example=here.path / "train.py", environ=environ)
 
 
 @dataclass(frozen=True)
@@ -119,7 +117,7 @@ def steps(text: str) -> dict[int, tuple[str, str]]:
 
 @pytest.mark.long
 def test_the_readme_sorts_stops_goes_on_and_tracks(tmp_path: Path) -> None:
-    out = run("\n".join(commands(HERE, "local")), tmp_path)
+    out = run(script(HERE, "local"), tmp_path)
     example = tmp_path / "examples" / "small_transformer"
     assert "preset cpu: 102026 parameters, 64 rows a step on 2 rank(s), precision no, cpu" in out
     sorted_share = re.search(r"step 250/250 [^\0]*?held-out rows sorted (\S+)", out)
@@ -177,8 +175,7 @@ def test_ctrl_c_saves_says_how_to_go_on_and_ends_with_130(here: Project) -> None
 
 @pytest.mark.long
 def test_the_ladder_out_of_memory_trains_on_each_rung(tmp_path: Path) -> None:
-    (ladder,) = commands(HERE, "ladder")
-    out = run(ladder, tmp_path)
+    out = run(script(HERE, "ladder"), tmp_path)
     assert re.findall(r"^preset (\S+): (\d+) parameters, 32 rows", out, re.MULTILINE) == [
         ("gpu", "2377482"), ("gpu", "2377482"), ("gpu", "598922"), ("gpu", "400650"),
         ("cpu", "102026"),

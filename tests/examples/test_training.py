@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from clusterrun.shared.control_page import ControlPage
-from tests.examples.worlds import EXAMPLES, IN_A_RUN, asked_to_leave, printed, train
+from tests.examples.worlds import EXAMPLES, IN_A_RUN, asked_to_leave, held_out, printed, train
 
 pytestmark = pytest.mark.torch
 long = pytest.mark.long
@@ -27,11 +27,6 @@ def flags(*parts: str) -> list[str]:
 def steps(text: str) -> dict[int, tuple[float, float]]:
     lines = re.findall(r"^step (\d+)/\d+ loss (\S+) lr (\S+) tok/s \d+$", text, re.MULTILINE)
     return {int(step): (float(loss), float(lr)) for step, loss, lr in lines}
-
-
-def held_out(text: str) -> tuple[float, float]:
-    found = re.findall(r"^held-out loss (\S+) \(untrained (\S+)\)$", text, re.MULTILINE)
-    return float(found[0][0]), float(found[0][1])
 
 
 def tensors(path: Path) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Start the example in small real worlds of CPU processes."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -77,7 +78,7 @@ def command(
     example: Path = SCRIPT,
 ) -> tuple[list[str], Mapping[str, str]]:
     """Return argv and environment that start the example; `none` needs no launcher."""
-    clean = ("ACCELERATE_", "DS_", "CLUSTERRUN_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_")
+    clean = ("ACCELERATE_", "CLUSTERRUN_", "DS_", "LOCAL_", "MASTER_", "RANK", "WANDB_", "WORLD_")
     env = {name: value for name, value in os.environ.items() if not name.startswith(clean)}
     env |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     if strategy == "none":
@@ -115,6 +116,12 @@ def printed(run: subprocess.CompletedProcess[str]) -> str:
     return run.stdout
 
 
+def held_out(text: str) -> tuple[float, float]:
+    """Return the loss after the training and before it."""
+    ((after, before),) = re.findall(r"held-out loss (\S+) \(untrained (\S+)\)", text)
+    return float(after), float(before)
+
+
 def asked_to_leave(folder: Path, step: int) -> dict[str, str]:
     """Let both ranks of a run in this new folder leave, saved, after a step; return their job."""
     folder.mkdir()
@@ -122,10 +129,3 @@ def asked_to_leave(folder: Path, step: int) -> dict[str, str]:
     page.hold(1)
     page.decide(SavePoint(1, step))
     return IN_A_RUN | {"CLUSTERRUN_ATTEMPT": "1", "CLUSTERRUN_SPOOL": str(folder)}
-
-
-def descendants(pid: int) -> list[int]:
-    """Return the processes below one, deepest first."""
-    children = Path(f"/proc/{pid}/task/{pid}/children")
-    below = [int(child) for child in children.read_text().split()] if children.exists() else []
-    return [deep for child in below for deep in [*descendants(child), child]]

@@ -124,7 +124,7 @@ def test_only_the_jobs_gpus_are_looked_at(driver: StandIn) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "fields"),
     [
-        ("gpu.ecc", "do not report errors", ("errors", "retired", "pending")),
+        ("gpu.ecc", "do not report memory errors", ("errors", "retired", "pending")),
         ("gpu.throttle", "do not report why", ("reasons",)),
         ("gpu.foreign", "do not report their memory", ("used", "used1", "pid")),
     ],

@@ -59,7 +59,10 @@ NUMBERS: Final = {
     "gpu.count": [seconds(gpus.ANSWER_S), seconds(gpus.LONG_S)],
     "gpu.foreign": [share(gpus.HELD), size(gpus.FEW_BYTES)],
     "gpu.xid": ["570 and newer"],
-    "path.runs": [*paths.PLACES_OF_ONE_MACHINE, seconds(doctor.DEADLINE_S), seconds(paths.SLOW_S)],
+    "path.runs": [
+        *(place.rstrip("/") for place in paths.PLACES_OF_ONE_MACHINE),
+        *(seconds(limit) for limit in (doctor.DEADLINE_S, paths.SLOW_S)),
+    ],
     "path.disk": [size(paths.LEAST_BYTES), size(paths.FEW_BYTES)],
     "path.inodes": [f"{paths.LEAST_INODES:,} inodes", f"{paths.FEW_INODES:,} inodes"],
     "node.shm": [size(machine.LEAST_SHM_BYTES), size(machine.SHM_BYTES)],

@@ -16,7 +16,7 @@ from clusterrun.health import examine, trial
 from clusterrun.health.examine import differences, merged, to_exclude
 from clusterrun.health.machine import facts
 from clusterrun.health.trial import OF_ALL, NodeReport, of_group, of_nodes, slow
-from clusterrun.shared.finding import BAD, Finding, Severity, fail, note, ok, skip
+from clusterrun.shared.finding import BAD, Severity, fail, note, ok, skip
 from clusterrun.shared.state import JobState
 from clusterrun.verbs.doctor import Smoke, findings
 
@@ -63,11 +63,6 @@ def lines(
     return [f"{each.severity.value} {each.id} {each.summary}" for each in bad], to_exclude(own)
 
 
-def hint_of(name: str, checks: Mapping[str, list[Finding]], node: str) -> str:
-    (found,) = (each for each in checks[node] if each.id == name)
-    return found.fix
-
-
 def test_nothing_is_noted_on_healthy_nodes() -> None:
     assert lines() == ([], "")
     checks = of_nodes(NODES, REPORTS, NODES, (), {}, 12.3)
@@ -85,9 +80,9 @@ SILENT = "no report within 12 s: it is stuck or very busy, or the job does not s
     ("unstarted", "said", "has_met", "text", "hint"),
     [
         ("", "", False, SILENT, "look at it with: scontrol show node n2; leave it out with --ex"),
-        ("", "a setup line exited", False, "a setup line exited", "mend that, or leave it out wi"),
+        ("", "a setup line exited", False, "a setup line exited", "correct this, or leave the nod"),
         ("n2", "", False, "Slurm could not start the job's script on it", "look at it with: scon"),
-        ("", "", True, "no report, but it answered the first node: what", "choose a directory"),
+        ("", "", True, "no report, but it answered the first node: its", "choose a directory"),
     ],
 )
 def test_a_node_without_report(
@@ -100,7 +95,8 @@ def test_a_node_without_report(
     assert bad[0].startswith(f"fail node.report n2: {text}")
     assert exclude == "n2"
     checks = of_nodes(NODES, found, met, [unstarted], {"n2": said}, 12.3)
-    assert hint_of("node.report", checks, "n2").startswith(hint)
+    (report,) = (each for each in checks["n2"] if each.id == "node.report")
+    assert report.fix.startswith(hint)
 
 
 def test_the_first_node_did_not_report() -> None:
@@ -272,10 +268,6 @@ def test_what_breaks_a_job_comes_first() -> None:
 # Checks of many nodes
 
 
-def merged_lines(checks: dict[str, list[Finding]]) -> list[str]:
-    return [f"{each.severity.value} {each.id} {each.summary}" for each in merged(checks)]
-
-
 def test_a_hint_names_all_nodes_of_a_finding() -> None:
     nodes = {f"n{n}": [note("net.link", "slow", f"--exclude n{n}, not an{n}")] for n in (1, 2)}
     assert [each.fix for each in merged(nodes)] == ["--exclude n[1-2], not an1"]
@@ -289,7 +281,7 @@ def test_each_finding_is_one_line_the_worst_first() -> None:
         "n3": [small[1], ok("net.meet", "fine")],
         "n4": [fail("node.shm", "gone", "mount it")],
     }
-    assert merged_lines(nodes) == [
+    assert [f"{each.severity.value} {each.id} {each.summary}" for each in merged(nodes)] == [
         "fail node.shm n4: gone",
         "note node.shm n[2-3]: only 32 MiB (on n2)",
         "fail net.meet n[1-2]: n1 does not resolve (on n1)",

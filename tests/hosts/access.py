@@ -84,8 +84,9 @@ class Access:
 
     def write(self) -> None:
         """Write /etc/hosts and the files in ~/.ssh of each account."""
-        known = {host: self._host_key(host).with_suffix(".pub").read_text() for host in HOSTS}
-        self._remember(known)
+        for host in HOSTS:  # what is known of a host stays, also when it gets another key
+            key = self._host_key(host).with_suffix(".pub").read_text()
+            self.known.setdefault(host, " ".join(key.split()[:2]))
         for machine in MACHINES:
             put(self.etc(machine) / "hosts", self._hosts())
             for account in accounts(machine).values():
@@ -98,16 +99,8 @@ class Access:
         self.known.clear()
         self.write()
 
-    def _remember(self, keys: dict[str, str]) -> None:
-        """Keep the key that is known of a host, also after the host got another."""
-        for host, key in keys.items():
-            self.known.setdefault(host, " ".join(key.split()[:2]))
-
     def _hosts(self) -> str:
-        names = {machine: [machine] for machine in MACHINES}
-        for alias, host in self.aliases.items():
-            names[host].append(alias)
-        lines = [f"{address(of)} {' '.join(all_)}" for of, all_ in names.items()]
+        lines = [f"{address(name)} {' '.join(self._names(name))}" for name in MACHINES]
         return "\n".join(["127.0.0.1 localhost", *lines, ""])
 
     def _write_account(self, machine: str, account: Account) -> None:

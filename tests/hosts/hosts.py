@@ -68,7 +68,7 @@ class Hosts:
         self.access.make_keys()
         self.access.write()
         self._switch_process = self._start_switch()
-        self._boot(MACHINES)
+        self.boot(*MACHINES)
 
     def down(self) -> None:
         """End everything; nothing remains, whatever state it was in."""
@@ -87,8 +87,8 @@ class Hosts:
         changed = [name for name in MACHINES if (name in names) != (name in self.sharing)]
         self.sharing = names
         for name in changed:
-            self._cut_off(name)
-        self._boot(changed)
+            self.crash(name)
+        self.boot(*changed)
 
     def reset(self) -> None:
         """Undo all that a test has done: no program, no file, no fault remains."""
@@ -99,7 +99,7 @@ class Hosts:
                 self[name].restore_disks()
                 self.open_ports(name)
         self.share(*MACHINES)
-        self._boot([name for name in MACHINES if not self[name].is_up])
+        self.boot(*(name for name in MACHINES if not self[name].is_up))
         for name in MACHINES:
             self.heal(name)
             self._empty(name)
@@ -146,7 +146,8 @@ class Hosts:
     def _at_switch(self, *argv: str, check: bool = True) -> None:
         run(["nsenter", f"--net=/proc/{self._switch}/ns/net", *argv], check=check)
 
-    def _boot(self, names: tuple[str, ...] | list[str]) -> None:
+    def boot(self, *names: str) -> None:
+        """Start machines, also lost ones: same homes and addresses, other boot ids, empty /tmp."""
         for name in names:
             shared = self.shared if name in self.sharing else None
             self[name].boot(shared=shared, switch=self._switch)
@@ -197,9 +198,6 @@ class Hosts:
 
     def crash(self, name: str) -> None:
         """Lose a machine as a power cut does: peers see silence. Its home stays, its memory not."""
-        self._cut_off(name)
-
-    def _cut_off(self, name: str) -> None:
         if self._has_port(name):  # else it has crashed
             self.cut(name)
         self[name].kill()
@@ -209,10 +207,6 @@ class Hosts:
     def _has_port(self, name: str) -> bool:
         devices = Path(f"/proc/{self._switch}/net/dev").read_text()
         return re.search(rf"^\s*{name}:", devices, re.MULTILINE) is not None
-
-    def boot(self, name: str) -> None:
-        """Start a machine that was lost: same home and address, another boot id, empty /tmp."""
-        self._boot([name])
 
     # -- who may log in, and which host keys are known
 

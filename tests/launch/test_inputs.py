@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,7 @@ def test_the_nodes_run_the_python_of_the_environment(tmp_path: Path) -> None:
     }.items():
         spec = JobSpec(**local, setup=setup)
         facts = gather_facts(spec, cwd=tmp_path, environ={})
-        assert facts.python == (python or facts.own_python)
+        assert facts.python == (python or sys.executable)
         plan = make_plan(spec, dataclasses.replace(facts, missing=frozenset()))
         assert any("setup activates" in note for note in plan.notes) == bool(python)
         own = JobSpec(**local, setup=setup, python="python3.9")

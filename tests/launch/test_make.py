@@ -116,12 +116,6 @@ def test_one_gpu_a_node_is_still_one_world() -> None:
         assert (values["distributed_type"], values["use_cpu"]) == (kind, use_cpu), strategy
 
 
-def test_the_interpreter_is_this_one_unless_said_and_a_path_is_absolute() -> None:
-    assert on_slurm().python == "/usr/bin/python3"
-    assert on_slurm(python="python3.12").python == "python3.12"
-    assert on_slurm(python="venv/bin/python").python == "/home/ada/project/venv/bin/python"
-
-
 HOSTILE = st.text(st.characters(exclude_characters="\0"), max_size=30)
 
 
@@ -254,7 +248,7 @@ def test_gpus_are_asked_for_once_and_counted() -> None:
         "--gres=gpu:h100:4,--gres gpu:4,--gres=gpu,--gres=gpu:a100:2;shard:1,--gpus=16,"
         "--gres=nvme:1;gpu:1g.5gb:3,--gpus-per-node=h100:4,--tres-per-node=gres/gpu:4,-G h100:16,"
         "--gpus-per-task=1,--tres-per-task=cpu=4;gres/gpu:1,--gpus-per-socket=a100:2,"
-        "--gres=shard:1"
+        "--gres=shard:1,--tres-per-n=gres/gpu:4"
     )
     taken: dict[str, Any] = {"gpu_request": GpuRequest.NONE, "gpus_per_node": 2}
     for arg in args.split(","):

@@ -206,6 +206,11 @@ def test_one_request_is_not_said_twice() -> None:
         ({"partition": "gpu"}, "-pdebug"),
         ({"mem": "1G"}, "--mem-per-cpu=1G"),
         ({"mem_per_cpu": "1G"}, "--mem=1G"),
+        # sbatch takes beginnings of its options, too.
+        ({"time_minutes": 5}, "--tim=10"),
+        ({"partition": "gpu"}, "--part=debug"),
+        ({"mem": "1G"}, "--mem-per-c=1G"),
+        ({"time_min_minutes": 5}, "--time-m=10"),
     ]:
         with pytest.raises(UsageError, match="duplicates clusterrun's own"):
             on_slurm(sbatch_args=(arg,), **asked)  # type: ignore[arg-type]  # a table of kinds

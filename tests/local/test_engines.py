@@ -6,12 +6,11 @@ So are parallel sizes: torch's own mesh, and Ulysses with DeepSpeed.
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
 from tests.local.test_main_road_local import FOUR
-from tests.road import SCRIPTS, Project, project
+from tests.road import SCRIPTS, Project
 
 # DeepSpeed's optimizer is compiled once on a machine, for a minute or more.
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
@@ -19,12 +18,11 @@ JSON = "zero2_offload.json"
 
 
 @pytest.fixture(name="here")
-def _here(tmp_path: Path) -> Project:
-    made = project(tmp_path / "project", tmp_path / "state")
+def _here(here: Project) -> Project:
     for config in SCRIPTS.glob("*.json"):
-        (made.path / config.name).write_bytes(config.read_bytes())
-    made.extra |= {"HF_HUB_OFFLINE": "1"}
-    return made
+        (here.path / config.name).write_bytes(config.read_bytes())
+    here.extra |= {"HF_HUB_OFFLINE": "1"}
+    return here
 
 
 @pytest.mark.long

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import time
-from pathlib import Path
 
 import pytest
 
 from clusterrun.node.forge.process import IDLE_S
 from tests.patience import wait_for
-from tests.road import project, wait_for_none
+from tests.road import Project, wait_for_none
 
 pytestmark = [pytest.mark.torch, pytest.mark.gpu, pytest.mark.timeout(300)]
 ONE = ("--cluster", "local", "--nodes", "1", "--gpus-per-node", "1", "--max-restarts", "2")
@@ -28,8 +27,7 @@ time.sleep(600 if os.environ["CLUSTERRUN_ATTEMPT"] == "1" else 0)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero2"])
-def test_a_restarted_rank_is_a_fork_of_the_same_process(tmp_path: Path, strategy: str) -> None:
-    here = project(tmp_path / "project", tmp_path / "state")
+def test_a_restarted_rank_is_a_fork_of_the_same_process(here: Project, strategy: str) -> None:
     (here.path / "waits.py").write_text(WAITS_AT_FIRST)
     job_id = here.submit(*ONE, "--set", "launch.launcher=forge", "--strategy", strategy, "waits.py")
     wait_for(lambda: "sum" in here.logs(job_id), "the first attempt")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.patience import wait_for
-from tests.road import LIGHT, ROOT, Project, project, wait_for_none
+from tests.road import LIGHT, ROOT, Project, wait_for_none
 
 pytestmark = [pytest.mark.agents, pytest.mark.timeout(120)]
 
@@ -32,17 +32,17 @@ time.sleep(600 if os.environ["CLUSTERRUN_ATTEMPT"] == "1" else 0)
     ],
 )
 def test_agents_begin_the_next_attempt_unless_that_would_miss_something(
-    tmp_path: Path, kind: str, what: str, setup: str, is_same: bool
+    here: Project, kind: str, what: str, setup: str, is_same: bool
 ) -> None:
     """A rank or an agent of the second node is killed, or a setup line has left a process."""
-    here = project(tmp_path / "project", tmp_path / "state")
     (here.path / "waits.py").write_text(WAITS_AT_FIRST)
     job_id = here.submit(*TWO_NODES, *LIGHT, "--setup", setup, "waits.py")
     wait_for(lambda: len(here.events_of(job_id, "rank_start")) == 2, "both ranks")
     killed = next(event for event in here.events_of(job_id, kind) if event[what] == 1)
     os.kill(killed["pid"], signal.SIGKILL)
     assert here.cli("status", job_id, "--wait").returncode == 0
-    first, second = (_agents(here, job_id, attempt) for attempt in (1, 2))
+    started = here.events_of(job_id, "started")
+    first, second = ({e["pid"] for e in started if e["attempt"] == n} for n in (1, 2))
     assert len(first) == len(second) == 2
     assert (first & second) == (first if is_same else set())
     attempts = here.run_dir(job_id) / "attempts"
@@ -50,16 +50,12 @@ def test_agents_begin_the_next_attempt_unless_that_would_miss_something(
     wait_for_none(here, job_id)
 
 
-def _agents(here: Project, job_id: str, attempt: int) -> set[int]:
-    started = here.events_of(job_id, "started")
-    return {event["pid"] for event in started if event["attempt"] == attempt}
-
-
 # A virtual environment that `setup` names
 
 
-def test_the_nodes_run_in_the_virtual_environment_that_setup_names(tmp_path: Path) -> None:
-    here = project(tmp_path / "project", tmp_path / "state")
+def test_the_nodes_run_in_the_virtual_environment_that_setup_names(
+    here: Project, tmp_path: Path
+) -> None:
     venv = tmp_path / "my venv"
     submit = ("submit", "--cluster", "local", "--nodes", "2", "--wait", *LIGHT)
     (here.path / "where.py").write_text("import os, sys\nprint(sys.prefix, os.environ['EXTRA'])\n")

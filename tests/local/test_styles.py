@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.patience import wait_for
-from tests.road import SCRIPTS, Project, project
+from tests.road import SCRIPTS, Project
 
 pytestmark = [pytest.mark.torch, pytest.mark.long, pytest.mark.timeout(300)]
 
@@ -19,12 +18,11 @@ START_S = 120.0
 
 
 @pytest.fixture(name="here")
-def _here(tmp_path: Path) -> Project:
-    made = project(tmp_path / "project", tmp_path / "state")
+def _here(here: Project) -> Project:
     for script in (SCRIPTS / "styles").glob("*.py"):
-        shutil.copy(script, made.path)
-    made.extra |= {"HF_HUB_OFFLINE": "1"}
-    return made
+        shutil.copy(script, here.path)
+    here.extra |= {"HF_HUB_OFFLINE": "1"}
+    return here
 
 
 def need(package: str) -> None:

@@ -22,13 +22,27 @@ from clusterrun.cli.main import main
 from clusterrun.config.choices import Cluster
 from clusterrun.rundir import record as records
 from clusterrun.rundir.attempt import amend_attempt
-from clusterrun.rundir.paths import RunPaths, RunsDir
+from clusterrun.rundir.outcome import write_end
+from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import JobRecord
+from clusterrun.shared.state import JobState
 from tests.logs.corpus import T0, raw, write_log
 
 
 def without_times(text: str) -> str:
     return re.sub(r"^[0-9-]{2}:[0-9-]{2}:[0-9-]{2} ", "", text, flags=re.MULTILINE)
+
+
+def controlled_by(pid: int, paths: RunPaths, seconds_ago: float = 0) -> None:
+    """Let a process stand for the controller of a job."""
+    controller = {
+        "schema": "clusterrun.controller/1",
+        "pid": pid,
+        "identity": identity(pid),
+        "host": socket.gethostname(),
+        "started_at": time.time() - seconds_ago,
+    }
+    paths.controller.write_text(json.dumps(controller))
 
 
 @dataclass
@@ -48,25 +62,10 @@ class LogsCommand:
 
     def start(self, *, seconds_ago: float = 5) -> None:
         """Let this process stand for the controller of the job."""
-        controller = {
-            "schema": "clusterrun.controller/1",
-            "pid": os.getpid(),
-            "identity": identity(os.getpid()),
-            "host": socket.gethostname(),
-            "started_at": time.time() - seconds_ago,
-        }
-        self.paths.controller.write_text(json.dumps(controller))
+        controlled_by(os.getpid(), self.paths, seconds_ago)
 
     def end(self, state: str, exit_code: int) -> None:
-        end = {
-            "schema": "clusterrun.end/1",
-            "state": state,
-            "exit_code": exit_code,
-            "ended_at": time.time(),
-        }
-        temporary = self.paths.end.with_suffix(".tmp")
-        temporary.write_text(json.dumps(end))
-        temporary.rename(self.paths.end)
+        write_end(self.paths, JobState(state), exit_code)
 
     def argv(self, *args: str) -> list[str]:
         return [sys.executable, "-m", "clusterrun", "logs", *args]
@@ -127,7 +126,7 @@ def new_project(tmp_path: Path, *, job_id: str, cluster: Cluster) -> LogsCommand
     root.mkdir(parents=True)
     record = _record(root, job_id=job_id, cluster=cluster)
     records.write(record)
-    records.link_job(RunsDir(root=tmp_path / "runs"), job_id, record.paths)
+    records.link_job(record.paths, job_id)
     kept = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR")}
     home = {
         "HOME": str(tmp_path),

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -19,6 +15,8 @@ from tests.cli.outcomes import outcome
 from tests.logs.corpus import T0, raw
 from tests.logs.runs import LogsCommand, without_times
 from tests.patience import finished, patience
+from tests.road import Watcher
+from tests.terminals import in_terminal
 
 
 def test_default_is_rank_0_the_launcher_and_the_errors_of_all(ended: LogsCommand) -> None:
@@ -103,49 +101,30 @@ def test_exit_status_tells_how_the_job_ended(ended: LogsCommand) -> None:
 # Following
 
 
-@dataclass
-class Follower:
-    """A running `logs -f`, its output read as it comes."""
-
-    child: subprocess.Popen[bytes]
-    out: Path
-    err: Path
-
-    def wait_for(self, text: str) -> None:
-        deadline = time.monotonic() + 20 * patience()
-        while text not in self.out.read_text() + self.err.read_text():
-            assert time.monotonic() < deadline, f"{text!r} in {self.out.read_text()!r}"
-            assert self.child.poll() is None, self.err.read_text()
-            time.sleep(0.02)
+class Follower(Watcher):
+    """A running `logs -f`."""
 
     def finish(self) -> tuple[int, list[str], list[str]]:
-        code = self.child.wait(timeout=20 * patience())
-        out = without_times(self.out.read_text()).splitlines()
-        return code, out, self.err.read_text().splitlines()
+        code = self.end()
+        return code, without_times(self.out.decode()).splitlines(), self.err.splitlines()
 
 
 @pytest.fixture
 def follow(tmp_path: Path) -> Iterator[object]:
-    followers: list[Follower] = []
+    started: list[subprocess.Popen[bytes]] = []
 
     def start(here: LogsCommand, *args: str) -> Follower:
         out, err = tmp_path / "out.txt", tmp_path / "err.txt"
+        where = {"cwd": here.path, "env": here.environ, "stdin": subprocess.DEVNULL}
         with out.open("wb") as stdout, err.open("wb") as stderr:
-            child = subprocess.Popen(
-                here.argv("-f", *args),
-                cwd=here.path,
-                env=here.environ,
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
-            )
-        followers.append(Follower(child=child, out=out, err=err))
-        return followers[-1]
+            argv = here.argv("-f", *args)
+            started.append(subprocess.Popen(argv, **where, stdout=stdout, stderr=stderr))
+        return Follower(started[-1], out, err)
 
     yield start
-    for follower in followers:
-        follower.child.kill()
-        follower.child.wait()
+    for process in started:
+        process.kill()
+        process.wait()
 
 
 def test_following_shows_lines_as_they_come_and_ends_with_the_job(
@@ -202,7 +181,7 @@ def test_ctrl_c_ends_the_watching_and_says_that_the_job_goes_on(
     here.write("n1", raw(T0, 0, "o", "step 1"))
     running = follow(here, "L1")
     running.wait_for("step 1")
-    running.child.send_signal(signal.SIGINT)
+    running.process.send_signal(signal.SIGINT)
     code, out, err = running.finish()
     assert (code, out, err) == (130, ["n1:0  | step 1"], ["+ n1", "job L1 keeps running"])
 
@@ -239,22 +218,10 @@ def test_a_full_disk_is_told(ended: LogsCommand) -> None:
     assert done.stderr.startswith("error: cannot write to stdout: [Errno 28]")
 
 
-def _in_terminal(here: LogsCommand, *args: str) -> str:
-    master, slave = pty.openpty()
-    child = subprocess.Popen(
-        here.argv(*args), cwd=here.path, env=here.environ, stdin=slave, stdout=slave, stderr=slave
-    )
-    os.close(slave)
-    shown = b""
-    while True:
-        try:
-            block = os.read(master, 4096)
-        except OSError:  # EIO: the other side is closed
-            break
-        shown += block
-    os.close(master)
-    assert child.wait(timeout=20 * patience()) == 0
-    return without_times(shown.decode())
+def _shown(here: LogsCommand, *args: str) -> str:
+    code, shown = in_terminal(here.argv(*args), cwd=here.path, env=here.environ)
+    assert code == 0
+    return without_times(shown)
 
 
 def test_a_terminal_gets_colours_and_no_control_sequence_of_the_application(
@@ -262,7 +229,7 @@ def test_a_terminal_gets_colours_and_no_control_sequence_of_the_application(
 ) -> None:
     here.start()
     here.write("n1", raw(T0, 0, "e", "\x1b[2J\x1b]0;owned\x07\x1b[1mbold"))
-    shown = _in_terminal(here, "L1", "--rank", "0")
+    shown = _shown(here, "L1", "--rank", "0")
     assert shown == "\x1b[93mn1:0 \x1b[0m \x1b[31m!\x1b[0m \x1b[1mbold\x1b[0m\r\n"
     here.environ["NO_COLOR"] = "1"
-    assert _in_terminal(here, "L1", "--rank", "0") == "n1:0  ! bold\r\n"
+    assert _shown(here, "L1", "--rank", "0") == "n1:0  ! bold\r\n"

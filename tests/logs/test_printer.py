@@ -58,7 +58,7 @@ def printer(*, world_size: int = 16, is_following: bool = False, **wanted: Any) 
 
 def print_alike(to: LogPrinter, ranks: int) -> None:
     for rank in range(ranks):
-        to.print_line(line(T0, "n1", rank, "o", b"alike"))
+        to.print_lines([line(T0, "n1", rank, "o", b"alike")])
 
 
 @pytest.mark.parametrize(
@@ -90,18 +90,18 @@ def test_the_progress_bar_of_one_rank_stays_in_its_row_of_a_terminal(
 ) -> None:
     terminal = use_stdout(monkeypatch, is_terminal=True)
     to = printer(is_following=True, query=Query(ranks=frozenset({3})))
-    to.print_line(line(T0, "n1", 3, "E", b"\r\x1b[32m10 %"))
+    to.print_lines([line(T0, "n1", 3, "E", b"\r\x1b[32m10 %")])
     to.pause()
     assert terminal.take() == "\r\x1b[Kn1:3  ! 10 %"
     to.pause()
     assert terminal.take() == ""
-    to.print_line(line(T0, "n1", 3, "E", b"\r20 %" + b"#" * 100))
+    to.print_lines([line(T0, "n1", 3, "E", b"\r20 %" + b"#" * 100)])
     to.pause()
     assert terminal.take() == "\r\x1b[Kn1:3  ! 20 %" + "#" * 17
-    to.print_line(line(T0, "n1", 3, "o", b"between"))
+    to.print_lines([line(T0, "n1", 3, "o", b"between")])
     to.pause()
     assert terminal.take() == "\r\x1b[Kn1:3  | between\n\r\x1b[Kn1:3  ! 20 %" + "#" * 17
-    to.print_line(line(T0, "n1", 3, "e", b"\rdone"))
+    to.print_lines([line(T0, "n1", 3, "e", b"\rdone")])
     to.finish()
     assert terminal.take() == "\r\x1b[Kn1:3  ! done\n"
 
@@ -111,7 +111,7 @@ def test_what_happens_beside_the_lines_is_told_on_stderr_in_order(
 ) -> None:
     pipe = use_stdout(monkeypatch)
     to = printer(is_following=True)
-    to.print_line(line(T0, "n1", 0, "O", b"begun"))
+    to.print_lines([line(T0, "n1", 0, "O", b"begun")])
     to.start_attempt(2)
     print_joined((*[LogFile(node=f"n{n}", path=Path("n.log")) for n in range(1, 21)],), to)
     ends = (("n1", b"0 done"), ("n2", b"1 failed"), ("n3", b"1 failed"))

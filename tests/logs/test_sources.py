@@ -90,7 +90,6 @@ def run(tmp_path: Path) -> LoggedRun:
 ALL = ["agent", "step 1", "step 1 of rank 2", "a warning", "ValueError: no", "KeyError: 7"]
 ALL += ["o 4096 spool full", "launcher of n2"]
 NOTED = ["agent", "step 1", "ValueError: no", "KeyError: 7", "o 4096 spool full", "launcher of n2"]
-WRONG = ["ValueError: no", "KeyError: 7", "o 4096 spool full"]
 
 
 def test_everything_is_every_line_but_the_ends_of_logs(run: LoggedRun) -> None:

@@ -25,10 +25,9 @@ from clusterrun.node.conductor.agents import Agents, AgentsState
 from clusterrun.rendering.bundle import render_bundle
 from clusterrun.rundir.attempt import take_attempt
 from clusterrun.rundir.paths import RunPaths
-from tests.patience import patience
+from tests.patience import patience, wait_for
+from tests.road import ROOT, STUB, processes_of
 
-ROOT = Path(__file__).resolve().parents[2]
-STUB = Path(__file__).parent / "stub"  # accelerate and torch, without the seconds they take
 VERSIONS = {"torch": "2.13.0", "accelerate": "1.15.0", "deepspeed": "0.19.8"}
 
 
@@ -143,43 +142,30 @@ class AgentJob:
 
     def wait_for(self, text: str, count: int = 1, timeout_s: float = 60) -> None:
         """Wait until the nodes have logged a text so many times."""
-        deadline = time.monotonic() + timeout_s * patience()
-        while self.text().count(text) < count:
-            assert time.monotonic() < deadline, f"{text!r} never came\n{self.text()}{self.errors()}"
+
+        def has_come() -> bool:
+            if self.text().count(text) >= count:
+                return True
             assert any(agent.poll() is None for agent in self.agents), self.text() + self.errors()
-            time.sleep(0.05)
+            return False
+
+        wait_for(has_come, repr(text), timeout_s)
 
     def processes(self) -> list[psutil.Process]:
-        """Find what runs for this job, by the run directory in its environment or arguments."""
-        mark = str(self.paths.root)
-        found = []
-        for process in psutil.process_iter():
-            try:
-                about = [process.environ().get("CLUSTERRUN_RUN_DIR", ""), *process.cmdline()]
-                if mark in about and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-            except psutil.Error:
-                continue
-        return found
+        return processes_of(self.paths.root)
 
-    def rank_pid(self, rank: int, timeout_s: float = 10) -> int:
-        deadline = time.monotonic() + timeout_s * patience()
-        while time.monotonic() < deadline:
-            for event in self.events("rank_start"):
-                if event["rank"] == rank:
-                    return int(event["pid"])
-            time.sleep(0.05)
-        raise AssertionError(f"rank {rank} never started")
+    def rank_pid(self, rank: int) -> int:
+        def started() -> list[int]:
+            return [e["pid"] for e in self.events("rank_start") if e["rank"] == rank]
+
+        return wait_for(started, f"the start of rank {rank}", 10)[0]
 
     def agent_pid(self, node: str) -> int:
         return int(next(e["pid"] for e in self.events("started") if e["node"] == node))
 
-    def assert_clean(self, timeout_s: float = 5) -> None:
+    def assert_clean(self) -> None:
         """No process of the job is left."""
-        deadline = time.monotonic() + timeout_s * patience()
-        while left := self.processes():
-            assert time.monotonic() < deadline, left
-            time.sleep(0.05)
+        wait_for(lambda: not self.processes(), "the end of all processes", 5)
 
     def kill(self) -> None:
         """End what is left of the job, for the sake of the next test."""

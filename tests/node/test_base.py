@@ -95,7 +95,7 @@ def test_a_node_knows_who_it_is_and_where_the_conductor_is() -> None:
     env = {"CLUSTERRUN_LOCAL_NODE_RANK": "1", "CLUSTERRUN_LOCAL_JOB_ID": "L3"}
     who = identity({**SLURM, **env}, 2)
     assert (who.job_id, who.node, who.nodes) == ("L3", "local1", ("local0", "local1"))
-    assert (who.conductor, who.is_local) == ("local0", True)
+    assert who.conductor == "local0"
 
 
 @pytest.mark.parametrize(

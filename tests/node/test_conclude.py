@@ -66,7 +66,7 @@ class EndedAttempts:
         return tuple(node for node in nodes if node not in self.reachable)
 
     def conclude(self, number: int, code: int = 137, **env: str) -> tuple[Decision, Outcome]:
-        decision = conclude(self.paths.root, number, code, {**ON_SLURM, **env}, self.unreachable)
+        decision = conclude(self.paths, number, code, {**ON_SLURM, **env}, self.unreachable)
         return decision, Outcome.from_json(self.paths.outcome(number).read_text())
 
 

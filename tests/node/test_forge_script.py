@@ -184,7 +184,7 @@ def test_a_script_that_sets_variables_first_gets_new_interpreters(stub_job: Make
     script = f"import os, sys\nos.environ |= {{name: '3' for name in sys.argv[1:]}}\n{HELLO}"
     job = stub_job(script).start()
     assert job.wait() == [0, 0], job.text() + job.errors()
-    why = "script.py:2 may set any variable, also one that an import reads"
+    why = "script.py:2 may set any variable, including one that an import reads"
     hint = "pass the variables with --env NAME=VALUE, and remove this line"
     assert job.errors().count(f"{FRESH}{why}; hint: {hint}") == 1
     assert "forked: True" not in job.text()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -28,9 +27,6 @@ class TickingClock:
 
     def monotonic(self) -> float:
         return self.now
-
-    def time(self) -> float:
-        return 5.0
 
 
 def place(rank: int, where: str, *, waits: bool = True) -> hangs.RankPlace:
@@ -125,7 +121,7 @@ async def test_the_rank_that_the_others_wait_for_is_named(make: Make) -> None:
 async def test_a_rank_that_does_not_run_is_told_from_one_that_waits(
     make: Make, state: str, cause: Cause
 ) -> None:
-    there = dataclasses.replace(place(3, "train.py:9 in step"), state=state)
+    there = place(3, "train.py:9 in step")._replace(state=state)
     assert (await hung(make(hangs.to_data([there])))).cause is cause
 
 
@@ -169,7 +165,7 @@ async def test_ranks_that_get_on_without_a_step_are_given_more_time_but_not_for_
 ) -> None:
     scene, looks = make({"places": []}), iter(range(1000))
 
-    scene.places = lambda: [dataclasses.replace(WAITING[0], stack=next(looks))]
+    scene.places = lambda: [WAITING[0]._replace(stack=next(looks))]
     scene.call()
     for _ in range(EXTENSIONS + 1):
         await scene.idle(100)
@@ -228,7 +224,7 @@ async def test_ranks_that_outlive_others_and_compute_are_left_alone(make: Make) 
         scene.clock.now += 10
         return 0
 
-    scene.places = lambda: [dataclasses.replace(WAITING[0], stack=next(looks, 99))]
+    scene.places = lambda: [WAITING[0]._replace(stack=next(looks, 99))]
     scene.signs = signs
     scene.watch.leaving()
     await scene.settle()

@@ -18,7 +18,7 @@ from clusterrun.errors import NodeExit
 from clusterrun.node.conductor.agents import Agents, AgentsState
 from clusterrun.node.conductor.leader import Leader
 from clusterrun.node.link import head
-from clusterrun.node.watch import hangs, interruption
+from clusterrun.node.watch import hangs
 from clusterrun.rundir.outcome import Reason, write_request
 from tests.node.jobs import ROOT, STUB, AgentJob
 from tests.patience import patience, wait_for
@@ -30,7 +30,7 @@ Make = Callable[..., AgentJob]
 # The ranks of a real training meet in every step; these meet nowhere, so that only the page
 # of shared memory can bring them to one step.
 TRAIN = """
-import glob, os, sys, time
+import glob, os, time
 from clusterrun import runtime
 rank = int(os.environ["RANK"])
 open(f"here-{rank}", "w").close()
@@ -47,7 +47,7 @@ for step in range(1, 3000):
         print(f"saved at {step}", flush=True)
         if rank == 0:
             runtime.checkpoint("nowhere", step)
-    if runtime.should_stop() and "stay" not in sys.argv:
+    if runtime.should_stop():
         break
 print("left", flush=True)
 """
@@ -121,19 +121,6 @@ def test_sigterm_while_the_nodes_still_meet_is_no_failure(stub_job: Make) -> Non
     assert (outcome(job)["cause"], outcome(job)["reason"]) == ("cancelled", "cancelled")
 
 
-def test_ranks_that_saved_and_do_not_leave_are_ended(
-    stub_job: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(interruption, "LEAVE_S", 0.5)
-    job = started(stub_job(TRAIN, "stay", nproc_per_node=1))
-    ask(job, Reason.TIME_LIMIT)
-    assert job.wait() == [NodeExit.INTERRUPTED] * 2
-    assert_all_saved_at_one_step(job)
-    assert "left" not in job.text()
-    assert outcome(job)["reason"] == "the time limit"
-    job.assert_clean()
-
-
 @pytest.fixture(name="hurried")
 def _hurried(monkeypatch: pytest.MonkeyPatch) -> Callable[[AgentJob], None]:
     """Start agents whose patience is short, by a module that Python runs at its start."""
@@ -205,7 +192,7 @@ def test_a_node_that_loses_the_conductor_sees_to_what_follows(
         job.start_node(0, **environ)
         job.wait_for("ready", ranks(job))
     else:
-        wait_for(lambda: job.link._leader and job.link._leader.head.has_members)
+        wait_for(lambda: job.link._leader and job.link._leader.head.peers)
     job.link.close()
     code = NodeExit.NODE_LOST if have_met else NodeExit.RENDEZVOUS_FAILED
     assert [agent.wait(60 * patience()) for agent in job.agents] == [code] * (1 + have_met)

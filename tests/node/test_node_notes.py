@@ -74,7 +74,7 @@ def test_an_error_while_noting_is_a_line(made: NodeNotes, monkeypatch: pytest.Mo
         raise ValueError("torn")
 
     monkeypatch.setattr(notes.KernelLog, "notes", torn)
-    assert lines(made, killed()) == ["agents: cannot note what the node knows: ValueError('torn')"]
+    assert lines(made, killed()) == ["agents: cannot record node evidence: ValueError('torn')"]
 
 
 # Messages of the kernel: the agent's own processes', its GPUs', the node's

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from clusterrun.config.choices import Device, MixedPrecision, Strategy
-from clusterrun.health.gpus import GpuAnswer
 from clusterrun.launch.plan import Plan
 from clusterrun.node.agent import environment as module
 from clusterrun.node.agent.environment import rank_environment
@@ -21,7 +20,7 @@ from clusterrun.node.base.identity import Attempt, Identity
 from clusterrun.node.conductor.leader import decided_precision, problems
 from clusterrun.node.link.connection import LaunchParameters, Report
 from clusterrun.node.watch import preflight
-from clusterrun.node.watch.preflight import check_descriptors, gpu_problem, missing_packages
+from clusterrun.node.watch.preflight import check_descriptors, missing_packages
 from clusterrun.rundir.paths import RunPaths
 from tests.launch.samples import on_slurm
 from tests.node.jobs import who
@@ -91,20 +90,10 @@ def test_a_port_of_the_users_choice_is_taken_or_refused() -> None:
     assert 23450 <= rendezvous_port(attempt(port_range="23450-23453")) <= 23453
 
 
-def test_gpus_are_counted_against_the_ranks() -> None:
-    for variable, many, few in (
-        ("CUDA_VISIBLE_DEVICES", "0,1", "0"),
-        ("SLURM_GPUS_ON_NODE", "8", "1"),
-    ):
-        assert gpu_problem(attempt().plan, {variable: many}, GpuAnswer()) == ""
-        problem = gpu_problem(attempt().plan, {variable: few}, GpuAnswer())
-        assert problem == "only 1 GPU for 2 ranks; each rank needs one"
-
-
 def test_equal_job_ids_of_two_projects_do_not_want_the_same_port() -> None:
     """Each directory of runs counts its own jobs on this machine: L1, L2, …"""
     here = attempt()
-    there = dataclasses.replace(here, paths=RunPaths(root=Path("/elsewhere/job/r2")))
+    there = here._replace(paths=RunPaths(root=Path("/elsewhere/job/r2")))
     assert rendezvous_port(here) != rendezvous_port(there)
 
 
@@ -149,7 +138,7 @@ MET = LaunchParameters(address="10.0.0.1", port=21000, interface="ib0", precisio
 @pytest.fixture(autouse=True)
 def _node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "installed_version", INSTALLED.__getitem__)
-    monkeypatch.setattr(module, "allocated_cpus", lambda env: 16)
+    monkeypatch.setattr("clusterrun.node.base.processes.allocated_cpus", lambda env: 16)
 
 
 def environment(

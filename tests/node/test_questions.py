@@ -32,43 +32,52 @@ def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Members:
-    """Nodes that answer what they are asked, but for those that are silent."""
+    """Nodes that answer what `given` has for a question; of the others, the silent ones stay."""
 
-    def __init__(self, count: int, silent: tuple[int, ...] = ()) -> None:
-        self.present, self.silent = set(range(1, count + 1)), silent
+    def __init__(
+        self, given: Mapping[str, Mapping[int, Any]], silent: tuple[int, ...] = ()
+    ) -> None:
+        self.given, self.silent, self.present = given, silent, {0, 1, 2}
         self.asked: list[dict[str, Any]] = []
         self.questions = Questions(self.send, lambda: self.present)
 
     def send(self, kind: str, **fields: Any) -> None:
         assert kind == "ask"
         self.asked.append(fields)
-        for member in self.present - set(self.silent):
-            message = {"question": fields["question"], "said": f"{member}: {fields['what']}"}
-            asyncio.get_running_loop().call_soon(self.questions.take, member, message)
+        given = self.given[fields["what"]]
+        self.present &= {*given, *self.silent}
+        for member, message in given.items():
+            answer = {**message, "question": fields["question"]}
+            asyncio.get_running_loop().call_soon(self.questions.take, member, answer)
 
     def leave(self, member: int) -> None:
         self.present.discard(member)
         self.questions.look_around()
 
+    def look(self, directory: Path) -> None:
+        """Let the head answer requests to look where the ranks are."""
+        looks = answer_looks(directory, ("n0", "n1", "n2"), self.questions, SharedDisk())
+        self.looking = asyncio.ensure_future(looks)
+
 
 def test_a_node_that_is_silent_does_not_keep_the_others_answers_back() -> None:
-    members = Members(3, silent=(2,))
+    members = Members({"stacks": {0: {"said": "a"}, 2: {"said": "c"}}}, silent=(1,))
     answers = asyncio.run(members.questions.ask("stacks", request=7))
     said = {node: given["said"] for node, given in answers.given.items()}
-    assert (said, answers.silent) == ({1: "1: stacks", 3: "3: stacks"}, {2})
+    assert (said, answers.silent) == ({0: "a", 2: "c"}, {1})
     assert members.asked == [{"question": 1, "what": "stacks", "request": 7}]
 
 
 async def test_a_node_that_leaves_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "REPLY_S", 60.0)
-    members = Members(2, silent=(2,))
-    asyncio.get_running_loop().call_later(0.05, members.leave, 2)
-    answers = await asyncio.wait_for(members.questions.ask("stacks"), 10)
-    assert (answers.given.keys(), answers.silent) == ({1}, frozenset())
+    members = Members({"stacks": {0: {}}}, silent=(1,))
+    asyncio.get_running_loop().call_later(0.05, members.leave, 1)
+    answers = await members.questions.ask("stacks")
+    assert (answers.given.keys(), answers.silent) == ({0}, frozenset())
 
 
 async def test_a_late_answer_is_none_to_the_next_question() -> None:
-    members = Members(1, silent=(1,))
+    members = Members({"hold": {}, "decide": {}}, silent=(1,))
     await members.questions.ask("hold")
     asking = asyncio.ensure_future(members.questions.ask("decide"))
     await asyncio.sleep(0)
@@ -83,44 +92,24 @@ def place(rank: int) -> RankPlace:
     return RankPlace(rank=rank, node=f"n{rank}", where=f"train.py:{rank} in step", is_waiting=False)
 
 
-class Nodes:
-    """Three nodes with a rank each; they answer what `given` has for a question."""
-
-    def __init__(self, directory: Path, given: Mapping[str, Mapping[int, Any]]) -> None:
-        self._given = given
-        self.asked: list[dict[str, Any]] = []
-        self.present = {0, 1, 2}
-        self.questions = Questions(self._send, lambda: self.present)
-        names = ("n0", "n1", "n2")
-        self.looking = asyncio.ensure_future(
-            answer_looks(directory, names, self.questions, SharedDisk())
-        )
-
-    def _send(self, kind: str, **fields: Any) -> None:
-        self.asked.append(fields)
-        given = self._given[fields["what"]]
-        self.present &= given.keys()  # the others are gone
-        for member, message in given.items():
-            answer = {**message, "question": fields["question"]}
-            asyncio.get_running_loop().call_soon(self.questions.take, member, answer)
-
-    async def answered(self, request: Path) -> dict[str, Any]:
-        for _ in range(round(1000 * patience())):
-            if answer_path(request).exists():
-                found: dict[str, Any] = json.loads(answer_path(request).read_text())
-                return found
-            await asyncio.sleep(0.01)
-        raise AssertionError("no answer")
+async def answered(request: Path) -> dict[str, Any]:
+    for _ in range(round(1000 * patience())):
+        if answer_path(request).exists():
+            found: dict[str, Any] = json.loads(answer_path(request).read_text())
+            return found
+        await asyncio.sleep(0.01)
+    raise AssertionError("no answer")
 
 
 STACKS = {rank: to_data([place(rank)]) for rank in range(3)}
 
 
 async def test_stacks_of_all_nodes_are_answered_once(tmp_path: Path) -> None:
-    nodes = Nodes(tmp_path, {"stacks": STACKS, "dump": {rank: {} for rank in range(3)}})
+    nodes = Members({"stacks": STACKS, "dump": {rank: {} for rank in range(3)}})
+    nodes.look(tmp_path)
     (tmp_path / "outcome.json").touch()  # no request
-    found = await nodes.answered(request_look(tmp_path))
-    await nodes.answered(request_look(tmp_path))
+    found = await answered(request_look(tmp_path))
+    await answered(request_look(tmp_path))
     assert from_data(found) == [place(0), place(1), place(2)]
     assert (found["dumped"], found["silent"]) == ([], [])
     assert [asked["what"] for asked in nodes.asked] == ["stacks", "dump"] * 2
@@ -138,8 +127,9 @@ async def test_stacks_of_all_nodes_are_answered_once(tmp_path: Path) -> None:
 async def test_who_dumped_and_who_is_silent(
     tmp_path: Path, stacks: Any, dump: Any, dumped: list[int], silent: list[str]
 ) -> None:
-    nodes = Nodes(tmp_path, {"stacks": stacks, "dump": dump})
-    found = await nodes.answered(request_look(tmp_path))
+    nodes = Members({"stacks": stacks, "dump": dump})
+    nodes.look(tmp_path)
+    found = await answered(request_look(tmp_path))
     assert (found["dumped"], found["silent"]) == (dumped, silent)
     assert nodes.asked[-1]["live"] is True
     names = {at.node for at in from_data(found)}

@@ -49,8 +49,8 @@ COMPLETED = {"code": 0, "cause": Cause.COMPLETED, "reason": "completed"}
 
 
 NO_CHECKPOINT = (
-    "clusterrun knows of no checkpoint to continue from; pass --max-restarts N if the script "
-    "saves its own"
+    "checkpoints/ in the run directory has no complete checkpoint, and the script reported none; "
+    "pass --max-restarts N if it saves elsewhere"
 )
 
 

@@ -47,7 +47,7 @@ def after(*history: Outcome, allocated: tuple[str, ...] = NODES, **asked: Any) -
 def test_what_another_try_would_repeat_costs_one_attempt() -> None:
     decision = after(failed(verdict("cuda_oom")))
     assert (decision.next, decision.rule) == (Next.STOP, VerdictRule.WOULD_REPEAT)
-    assert decision.why == "cuda_oom, before the first step: another try would fail the same way"
+    assert decision.why == "cuda_oom, before the first step: a new attempt would fail the same way"
 
 
 LIKELY = {"status": Certainty.LIKELY, "generic": True}

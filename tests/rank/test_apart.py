@@ -16,7 +16,6 @@ from clusterrun.shared.checkpoint_files import Checkpoint
 from tests.rank.parent import TORCH, TRAINER, ranks
 from tests.rank.test_hf import TRAIN
 
-ROOT = Path(__file__).resolve().parents[2]
 SAVED = {"h1": ["model", "random_0"], "h2": ["random_1"]}
 
 

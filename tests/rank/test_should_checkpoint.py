@@ -1,7 +1,8 @@
-"""Ranks that save and leave at the same call, with agents that only look at pages of memory."""
+"""Ranks that save and leave at the same call: what agents answer, and what ranks then do."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -10,11 +11,16 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from clusterrun import runtime
+from clusterrun.node.link.head import Questions
+from clusterrun.node.link.member import answer
+from clusterrun.node.watch.interruption import agree, decide, hold
 from clusterrun.shared.control_page import AT_BITS, ControlPage, SavePoint
 from tests.patience import patience, wait_for
 
@@ -64,7 +70,7 @@ def test_all_ranks_of_all_nodes_save_and_leave_at_the_same_calls(tmp_path: Path,
     ]
     saved = [0]
     for request in range(1, ASKED + 1):
-        await_call(pages, saved[-1])
+        wait_for(lambda: min(p.calls(r) for p in pages for r in range(2)) >= saved[-1])  # it is met
         time.sleep(0.007 * seed)
         saved.append(ask(pages, request))
     told = [json.loads(rank.communicate(timeout=60 * patience())[0]) for rank in ranks]
@@ -79,19 +85,20 @@ def start(spools: list[Path], node: int, local_rank: int, seed: int) -> subproce
 
 
 def ask(pages: list[ControlPage], request: int) -> int:
-    """Do what the agents do: have all ranks wait, look where they are, and decide."""
-    for page in pages:
-        page.hold(request)
-    time.sleep(0.01)
-    at = 1 + max(page.calls(rank) for page in pages for rank in range(2))
-    for page in pages:
-        page.decide(SavePoint(request, at))
-    return at
+    """Have all ranks save at one call, as the conductor asks their nodes to."""
+    answering: list[asyncio.Task[None]] = []
 
+    def send(_: str, **question: Any) -> None:
+        for node, page in enumerate(pages):
+            answerers = {"hold": partial(hold, page), "decide": partial(decide, page)}
 
-def await_call(pages: list[ControlPage], call: int) -> None:
-    """Wait until all ranks have made a call: a request follows when the one before is met."""
-    wait_for(lambda: min(page.calls(rank) for page in pages for rank in range(2)) >= call)
+            def take(_: str, node: int = node, **given: Any) -> None:
+                questions.take(node, given)
+
+            answering.append(asyncio.ensure_future(answer(question, answerers, take)))
+
+    questions = Questions(send, lambda: range(len(pages)))
+    return asyncio.run(agree(questions, request))
 
 
 def test_a_rank_that_is_behind_goes_on_to_the_call_and_does_not_wait_again(

@@ -85,11 +85,10 @@ class BatchSite:
     def stubs(self) -> Path:
         return self.root / "stubs"
 
-    def plan(self, **asked: Any) -> Plan:
-        """Plan a job of this site."""
-        facts = slurm_facts(
-            workdir=str(self.workdir), runs_dir=str(self.runs), python=str(self.stubs / "python")
-        )
+    def plan(self, *, python: str = "", **asked: Any) -> Plan:
+        """Plan a job of this site, by default with the stub for an interpreter."""
+        python = python or str(self.stubs / "python")
+        facts = slurm_facts(workdir=str(self.workdir), runs_dir=str(self.runs), python=python)
         return make_plan(JobSpec(**{"script": "train.py", "name": "job", **asked}), facts)
 
     def environment(self, **variables: str) -> dict[str, str]:

@@ -16,14 +16,13 @@ from pathlib import Path
 import pytest
 
 from clusterrun.errors import NodeExit
-from clusterrun.rundir.attempt import amend_attempt
-from clusterrun.rundir.paths import RunPaths
 from tests.patience import patience, wait_for
 from tests.rendering.job import BatchSite, end_of, make_site, rendered
+from tests.road import descendants
 
 pytestmark = [pytest.mark.agents, pytest.mark.timeout(180)]
 CANCELLED, INTERRUPTED = int(NodeExit.CANCELLED), int(NodeExit.INTERRUPTED)
-UNFIT, LOST = int(NodeExit.NODE_UNFIT), int(NodeExit.NODE_LOST)
+UNFIT = int(NodeExit.NODE_UNFIT)
 
 
 class BatchRun:
@@ -74,15 +73,6 @@ def run(tmp_path: Path) -> Iterator[BatchRun]:
         process.communicate(timeout=60 * patience())
 
 
-def descendants(pid: int) -> list[int]:
-    """Name a process and all below it, the lowest first."""
-    try:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except OSError:
-        return []
-    return [*(found for child in children for found in descendants(int(child))), pid]
-
-
 def test_a_relaunch_is_the_next_attempt_in_the_same_allocation(run: BatchRun) -> None:
     run.site.ends(1, 137, checkpoint=100)
     done = run.run(STUB_SRUN_STATUS="137 0")
@@ -93,14 +83,8 @@ def test_a_relaunch_is_the_next_attempt_in_the_same_allocation(run: BatchRun) ->
     again.remove("--immediate=60")  # nodes that are lost are not waited for
     assert run.srun(1)[:-3] == again
     assert end_of(run.path)["state"] == "COMPLETED"
+    assert [path for path in run.path.iterdir() if path.name.startswith(".")] == []
     assert "attempt 1: relaunch: why" in done.stderr
-
-
-def test_a_job_that_is_preempted_is_requeued_and_has_no_end(run: BatchRun) -> None:
-    run.site.ends(1, INTERRUPTED, "interrupted", reason="preempted", checkpoint=100)
-    assert run.run(STUB_SRUN_STATUS=str(INTERRUPTED)).returncode == INTERRUPTED
-    assert (run.site.stubs / "scontrol.asked").read_text() == "requeue 4711\n"
-    assert not (run.path / "end.json").exists()
 
 
 @pytest.mark.parametrize(
@@ -129,23 +113,6 @@ def test_slurms_warning_is_a_request_to_the_head(run: BatchRun, number: int) -> 
     wait_for((run.attempt() / "request").exists)
     assert (run.attempt() / "request").read_text() == "time-limit\n"
     assert process.poll() is None
-
-
-@pytest.mark.long
-def test_a_job_that_others_took_for_lost_leaves_none_of_its_steps(run: BatchRun) -> None:
-    process = run.start_step()
-    below = descendants(process.pid)[:-1]
-    assert len(below) >= 1
-    run.attempt(2).mkdir()
-    amend_attempt(RunPaths(root=run.path), 2, owner="node2 1")
-    process.send_signal(signal.SIGURG)
-    assert process.wait(60 * patience()) == INTERRUPTED
-    step = below[-1]  # srun itself; what it started here is not ours to find
-    for pid in below:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: not Path(f"/proc/{step}").exists())
-    assert not (run.path / "end.json").exists()
 
 
 def test_the_submission_of_a_successor_is_not_cut_short(tmp_path: Path) -> None:

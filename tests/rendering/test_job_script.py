@@ -68,15 +68,6 @@ def test_every_node_runs_the_agent_in_the_working_directory(site: BatchSite) -> 
         assert (site.stubs / f"python.agent.{node}.stdin").read_text() == "/dev/null\n"
 
 
-@pytest.mark.parametrize(("status", "state"), [(0, "COMPLETED"), (137, "FAILED")])
-def test_the_end_says_how_it_ended(site: BatchSite, status: int, state: str) -> None:
-    bundle = rendered(site.plan())
-    run_dir = site.run_dir(bundle)
-    assert site.run(bundle, str(run_dir), STUB_SRUN_STATUS=str(status)).returncode == status
-    assert (end_of(run_dir)["state"], end_of(run_dir)["exit_code"]) == (state, status)
-    assert [path.name for path in run_dir.iterdir() if path.name.startswith(".")] == []
-
-
 @pytest.mark.parametrize(
     ("line", "said"),
     [

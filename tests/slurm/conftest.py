@@ -9,23 +9,13 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.fixtures import (
     cluster,
     cluster_no_accounting,
-    cluster_slurmdbd_stopped,
     newer_cluster,
     newer_slurm_cluster,
-    no_accounting_cluster,
 )
 from tests.road import Project, project
 from tests.slurm.jobs import submit
 
-__all__ = [
-    "cluster",
-    "cluster_no_accounting",
-    "cluster_slurmdbd_stopped",
-    "newer_cluster",
-    "newer_slurm_cluster",
-    "no_accounting_cluster",
-    "submit",
-]
+__all__ = ["cluster", "cluster_no_accounting", "newer_cluster", "newer_slurm_cluster", "submit"]
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ def started(here: Project, *options: str) -> str:
 
 def test_the_time_limit(here: Project, cluster: Cluster) -> None:
     job_id = started(here, "--time", "1")
-    assert cluster.wait_job(job_id, timeout_s=200) == "TIMEOUT"
+    assert cluster.wait_job(job_id) == "TIMEOUT"
     found = diagnosed(here, job_id)
     assert found["verdict"]["class"] == "slurm_time_limit"
     resume = f"clusterrun resume {job_id} --from scratch --time 00:02:00"
@@ -115,7 +115,7 @@ def test_what_one_rank_did_is_found_on_its_node(
     here: Project, cluster: Cluster, how: str, options: tuple[str, ...], cause: str, status: str
 ) -> None:
     job_id = here.submit(*FOUR, *options, "broken.py", how)
-    assert cluster.wait_job(job_id, timeout_s=200) == "FAILED"
+    assert cluster.wait_job(job_id) == "FAILED"
     verdict = diagnosed(here, job_id)["verdict"]
     nodes = read_attempt(RunPaths(root=here.run_dir(job_id)), 1).nodes
     assert (verdict["class"], verdict["status"]) == (cause, status)

@@ -21,14 +21,10 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(120)]
 TWO = ("--only", "slurm", "-N2", "--gpus-per-node", "2")
 
 
-def looked(here: Project, *args: str) -> dict[str, dict[str, Any]]:
-    done = here.cli("doctor", "--json", *TWO, *args, "fail.py")
-    return {each["id"]: each for each in json.loads(done.stdout)["checks"]}
-
-
 def test_a_healthy_site(cluster: Cluster, here: Project) -> None:
     del cluster
-    found = looked(here)
+    done = here.cli("doctor", "--json", *TWO, "fail.py")
+    found = {each["id"]: each for each in json.loads(done.stdout)["checks"]}
     assert {each["status"] for each in found.values()} == {"ok"}, found
     assert found["slurm.submit"]["text"] == "sbatch accepts the job"
 

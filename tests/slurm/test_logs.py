@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import pytest
 
 from tests.cluster.cluster import Cluster
 from tests.cluster.fixtures import another
+from tests.namespaces import small_disk
 from tests.patience import wait_for
 from tests.road import LIGHT, Project, Recorded, Watcher, project
 from tests.scripts import chatter
@@ -26,18 +26,6 @@ pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("nothing_left"), pytest
 LARGE = 3
 LARGE_MEMORY_BYTES = 14 << 30  # 64 launchers with torch and 512 ranks took 14 GB
 MIB = 1 << 20
-
-
-def ended(cluster: Cluster, job_id: str, timeout_s: float = 200) -> str:
-    return cluster.wait_job(job_id, timeout_s=timeout_s)
-
-
-def rank_pid(here: Project, job_id: str, rank: int) -> int:
-    def found() -> list[int]:
-        return [e["pid"] for e in here.events_of(job_id, "rank_start") if e["rank"] == rank]
-
-    pid: int = wait_for(found, f"the start of rank {rank}")[0]
-    return pid
 
 
 def read(here: Project, job_id: str, rank: int, stream: str = "out", *more: str) -> bytes:
@@ -79,9 +67,8 @@ def assert_beginning(
 
 
 def test_every_byte_of_every_rank_and_stream_is_there(cluster: Cluster, here: Project) -> None:
-    argv = ("-N2", "--gpus-per-node", "4", *LIGHT, "chatter.py", "bytes", "7")
-    job_id = here.submit(*argv)
-    assert ended(cluster, job_id) == "COMPLETED"
+    job_id = here.submit("-N2", "--gpus-per-node", "4", *LIGHT, "chatter.py", "bytes", "7")
+    assert cluster.wait_job(job_id) == "COMPLETED"
     for rank in range(8):
         for stream in ("out", "err"):
             assert_is_stream(here, job_id, rank, stream, chatter.written(7, rank, stream))
@@ -91,7 +78,7 @@ def test_lines_of_all_ranks_are_whole_and_in_each_ranks_order(
     cluster: Cluster, here: Project
 ) -> None:
     job_id = here.submit("-N2", "--gpus-per-node", "4", *LIGHT, "chatter.py", "lines", "400")
-    assert ended(cluster, job_id) == "COMPLETED"
+    assert cluster.wait_job(job_id) == "COMPLETED"
     assert_whole_lines(here.raw_logs(job_id, "-a"), 8, 400)
 
 
@@ -111,7 +98,7 @@ def test_lines_of_64_nodes_of_8_ranks_are_all_there(
 ) -> None:
     here.extra = dict(large_cluster.env)
     job_id = here.submit("-N64", "--gpus-per-node", "8", *LIGHT, "chatter.py", "lines", "50")
-    assert ended(large_cluster, job_id, 800) == "COMPLETED"
+    assert large_cluster.wait_job(job_id, timeout_s=800) == "COMPLETED"
     assert_whole_lines(here.raw_logs(job_id, "-a"), 512, 50)
 
 
@@ -131,18 +118,8 @@ class Requeued:
 def requeued(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Requeued]:
     directory = tmp_path_factory.mktemp("requeued")
     here = project(directory / "project", directory / "state")
-    argv = (
-        "-N2",
-        "--gpus-per-node",
-        "2",
-        "--set",
-        "slurm.hold=true",
-        *LIGHT,
-        "chatter.py",
-        "endless",
-        "3",
-    )
-    job_id = here.submit(*argv)
+    held = ("-N2", "--gpus-per-node", "2", "--set", "slurm.hold=true")
+    job_id = here.submit(*held, *LIGHT, "chatter.py", "endless", "3")
     watcher = here.start("logs", job_id, "-f", "-a", "-n", "all", "-o", "raw", "--exit-status")
     try:
         watcher.wait_for("is pending")
@@ -152,7 +129,7 @@ def requeued(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iter
         cluster.run(["scontrol", "requeue", job_id])
         cluster.wait_job(job_id, "PENDING")
         cluster.start_requeued(job_id)
-        assert ended(cluster, job_id) == "FAILED"
+        assert cluster.wait_job(job_id) == "FAILED"
         watcher.end()
         yield Requeued(here, job_id, watcher)
     finally:
@@ -199,8 +176,9 @@ def test_a_rank_killed_in_mid_line_leaves_all_that_it_wrote(
     job_id = here.submit("-N2", "--gpus-per-node", "2", *LIGHT, "chatter.py", "torn", "3")
     for rank in range(4):
         wait_for(lambda: here.written_by(rank) > 20_000, f"output of rank {rank}")  # noqa: B023
-    os.kill(rank_pid(here, job_id, 3), signal.SIGKILL)
-    assert ended(cluster, job_id) == "FAILED"
+    started = {event["rank"]: event for event in wait_for_ranks(here, job_id, 4)}
+    os.kill(started[3]["pid"], signal.SIGKILL)
+    assert cluster.wait_job(job_id) == "FAILED"
     for rank in range(3):
         assert_beginning(here, job_id, rank)
     assert not assert_beginning(here, job_id, 3, torn=True).endswith(b"\n")
@@ -228,7 +206,7 @@ def test_ranks_go_on_while_their_agent_is_stopped_and_nothing_is_lost(
     finally:
         os.kill(agents[0], signal.SIGCONT)
     (here.path / "leave").touch()
-    assert ended(cluster, job_id) == "COMPLETED"
+    assert cluster.wait_job(job_id) == "COMPLETED"
     for rank in range(2):
         assert_is_stream(here, job_id, rank, "out", b"".join(chatter.burst(rank, amount)))
 
@@ -248,11 +226,8 @@ def wait_for_ranks(here: Project, job_id: str, count: int) -> list[dict[str, Any
 @pytest.fixture
 def small_runs(here: Project) -> Iterator[Path]:
     """Have the run directories on a file system of 48 MiB."""
-    runs = here.path / "runs"
-    runs.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=48m", "tmpfs", runs], check=True)
-    yield runs
-    subprocess.run(["umount", "--lazy", runs], check=True)
+    with small_disk(here.path / "runs", 48) as disk:
+        yield disk.root
 
 
 def burst_into_full_directory(cluster: Cluster, here: Project, runs: Path, amount: int) -> str:
@@ -273,7 +248,7 @@ def burst_into_full_directory(cluster: Cluster, here: Project, runs: Path, amoun
     wait_for(lambda: shutil.disk_usage(runs).free < MIB, "a full disk")
     filler.unlink()
     (here.path / "leave").touch()
-    assert ended(cluster, job_id) == "COMPLETED"
+    assert cluster.wait_job(job_id) == "COMPLETED"
     return job_id
 
 
@@ -337,7 +312,7 @@ def test_lines_of_a_node_whose_clock_is_wrong_are_in_the_order_in_which_they_cam
     (here.path / "lib" / "sitecustomize.py").write_text(BEHIND)
     wrong = ("--env", f"PYTHONPATH={here.path / 'lib'}")
     job_id = here.submit("-N2", "--gpus-per-node", "1", *LIGHT, *wrong, "chatter.py", "turns", "6")
-    assert ended(cluster, job_id) == "COMPLETED"
+    assert cluster.wait_job(job_id) == "COMPLETED"
     told = here.raw_logs(job_id, "-a").splitlines(keepends=True)
     mine = [text for text in told if text.startswith(b"chatter ")]
     assert mine == [chatter.line(number % 2, number) for number in range(6)]

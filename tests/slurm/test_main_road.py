@@ -23,11 +23,6 @@ ALONE = ("--env", "ALONE=1")
 TINY = ("--layers", "1", "--width", "32", "--heads", "2", "--seq-len", "32", "--batch-size", "2")
 
 
-def ended(cluster: Any, job_id: str, timeout_s: float = 200) -> str:
-    state: str = cluster.wait_job(job_id, timeout_s=timeout_s)
-    return state
-
-
 def sacct(cluster: Any, job_id: str) -> tuple[str, str]:
     """Ask accounting for a job's state and exit status; it lags by a moment."""
     for _ in range(50):
@@ -50,7 +45,7 @@ def test_eight_ranks_on_two_hosts_are_one_world_and_every_view_agrees(
     matched = re.fullmatch(r"Submitted batch job (\d+)\n", done.stdout)
     assert matched, done.stdout
     job_id = matched[1]
-    assert ended(cluster, job_id) == "COMPLETED"
+    assert cluster.wait_job(job_id) == "COMPLETED"
     assert here.json("status", job_id)["state"] == "COMPLETED"
     listed = here.json("list", "--all")["jobs"]
     assert [(job["job_id"], job["state"]) for job in listed] == [(job_id, "COMPLETED")]
@@ -74,7 +69,7 @@ def test_eight_ranks_on_two_hosts_are_one_world_and_every_view_agrees(
 def test_status_list_logs_and_cancel_work_without_accounting(cluster: Any, here: Project) -> None:
     with cluster.slurmdbd_stopped():
         finished = here.submit(*TWO, "alone.py")
-        assert ended(cluster, finished) == "COMPLETED"
+        assert cluster.wait_job(finished) == "COMPLETED"
         assert here.json("status", finished)["state"] == "COMPLETED"
         assert "rank 1/2 on" in here.logs(finished)
         running = here.submit(*TWO, *ALONE, "fail.py", "none", "0")
@@ -100,7 +95,7 @@ def test_a_rank_has_the_variables_of_a_task_of_srun(cluster: Any, here: Project)
     shape = ("-N2", "--ntasks-per-node=2", "-c1", "-o", f"{here.path}/srun")
     cluster.run(["sbatch", "-W", *shape, "--wrap", wrapped])
     job_id = here.submit("-N2", "--nproc-per-node", "2", "-c", "2", *LIGHT, "task.py")
-    assert ended(cluster, job_id) == "COMPLETED", here.logs(job_id)
+    assert cluster.wait_job(job_id) == "COMPLETED", here.logs(job_id)
     ours = here.ok("logs", job_id, "-a", "-n", "all", "--no-dedup")
     shown = [sorted(re.findall("TASK {.*", t)) for t in (ours, (here.path / "srun").read_text())]
     assert len(shown[1]) == 4
@@ -115,10 +110,10 @@ def test_deepspeed_with_offload_saves_and_resumes(cluster: Any, here: Project, o
     argv = ("-N2", "--gpus-per-node", "1", "--device", "cpu", *how, "train_lm.py", *TINY)
     argv = (*argv, "--output", "saved", "--save-every", "2", "--max-steps", "4", "--log-every", "1")
     first = here.submit(*argv)
-    assert ended(cluster, first, 500) == "COMPLETED", here.logs(first)
+    assert cluster.wait_job(first, timeout_s=500) == "COMPLETED", here.logs(first)
     shutil.rmtree(here.path / "saved" / "step-00000004")  # as if it had been interrupted at step 3
     second = here.submit(*argv, "--resume")
-    assert ended(cluster, second, 280) == "COMPLETED", here.logs(second)
+    assert cluster.wait_job(second, timeout_s=280) == "COMPLETED", here.logs(second)
     text = here.logs(second)
     assert "step 3/4" in text
     assert "step 2/4" not in text
@@ -148,11 +143,11 @@ def test_a_rendered_directory_submitted_by_hand_is_the_same_run(
     job_id = by_hand(here, "by-hand/job.sbatch")
     piped = by_hand(here, script=here.ok("render", *argv))
     for one in (job_id, piped):
-        assert ended(cluster, one) == "COMPLETED"
+        assert cluster.wait_job(one) == "COMPLETED"
         assert_two_hosts(cluster, here.logs(one), "args ['x']")
     assert here.json("status", job_id)["state"] == "COMPLETED"
     submitted = here.submit(*argv)
-    ended(cluster, submitted)
+    cluster.wait_job(submitted)
     sent = (here.run_dir(submitted) / "job.sbatch").read_bytes()
     assert sent == (here.path / "by-hand" / "job.sbatch").read_bytes()
     held = cluster.run(["scontrol", "write", "batch_script", submitted, "-"]).stdout
@@ -166,11 +161,11 @@ def test_numbers_changed_by_hand_are_refused_and_sruns_own_error_is_shown(
     for old, new, reason in (
         ("#SBATCH --nodes=2", "#SBATCH --nodes=1", "the job has 1 node but was rendered for 2;"),
         ("num_processes: 2", "num_processes: 4", "accelerate.yaml has num_processes 4 now"),
-        ("(srun --nodes=2", "(srun --nodes=1", "srun has --nodes=1 and was rendered with another"),
+        ("(srun --nodes=2", "(srun --nodes=1", "srun has --nodes=1 but was rendered with another"),
         ("(srun --nodes=2", "(srun --mem=900T --nodes=2", "srun: error: Unable to create step"),
     ):
         job_id = by_hand(here, script=script.replace(old, new))
-        assert ended(cluster, job_id) == "FAILED"
+        assert cluster.wait_job(job_id) == "FAILED"
         for verb in ("status", "diagnose", "logs"):
             told = here.cli(verb, job_id)
             assert reason in told.stdout + told.stderr, verb
@@ -192,7 +187,7 @@ def test_one_rank_that_fails_ends_the_job_everywhere_within_10_s(
     job_id = here.submit("-N2", "--gpus-per-node", "2", *kind, "fail.py", how, "3")
     here.wait_for_line(job_id, "ready", 4)
     since = time.monotonic()
-    assert ended(cluster, job_id) == "FAILED"
+    assert cluster.wait_job(job_id) == "FAILED"
     cluster.wait_no_processes()
     assert time.monotonic() - since < 10 * patience()
     assert sacct(cluster, job_id) == ("FAILED", code)
@@ -229,7 +224,7 @@ def test_ranks_that_each_make_a_world_of_their_own_fail_and_are_named(
     broken = ("--env", "ACCELERATE_USE_CPU=false")
     since = time.monotonic()
     job_id = here.submit("-N2", "--gpus-per-node", "2", "--device", "cpu", *broken, "world.py")
-    assert ended(cluster, job_id) == "FAILED"
+    assert cluster.wait_job(job_id) == "FAILED"
     assert time.monotonic() - since < 40 * patience()
     assert sacct(cluster, job_id) == ("FAILED", "120:0")
     assert "accelerate has a world of 1, but the job requested 4" in here.ok("status", job_id)
@@ -249,7 +244,7 @@ def test_a_node_with_fewer_processes_fails_and_is_named(cluster: Any, here: Proj
     (here.path / "lib" / "sitecustomize.py").write_text(FEWER)
     fewer = ("--set", "launch.launcher=accelerate", "--env", f"PYTHONPATH={here.path / 'lib'}")
     job_id = here.submit("-N2", "--gpus-per-node", "2", "--device", "cpu", *fewer, "world.py")
-    assert ended(cluster, job_id) == "FAILED"
+    assert cluster.wait_job(job_id) == "FAILED"
     assert sacct(cluster, job_id) == ("FAILED", "120:0")
     (failed,) = re.findall(r"rank 2 on (\S+): exit 120: (.*)", here.ok("status", job_id))
     reason = (

@@ -15,7 +15,7 @@ from tests.backends.builders import SUBMIT_SUCCESSOR
 from tests.chaos.training import add_scripts
 from tests.cluster.cluster import Cluster
 from tests.patience import wait_for
-from tests.road import Project, project
+from tests.road import Project
 from tests.slurm.jobs import Submit
 
 pytestmark = [
@@ -34,8 +34,8 @@ RUN = (
 
 
 @pytest.fixture(name="here")
-def _here(tmp_path: Path, cluster: Cluster) -> Project:
-    return add_scripts(project(tmp_path / "project", tmp_path / "state"))
+def _here(here: Project) -> Project:
+    return add_scripts(here)
 
 
 HELD_S = 120  # Slurm holds a requeue for this long
@@ -72,7 +72,7 @@ fi
     assert new.earlier_job_ids == (made.job_id,)
     assert text(root / "good") != text(root / "bad")
     assert "PET_LEFT" not in text(root / "env")
-    assert made.runs_dir.job_link(new.job_id).resolve() == root.resolve()
+    assert made.paths.runs_dir.job_link(new.job_id).resolve() == root.resolve()
     waited_s = float(text(root / "begun")) - float(text(root / "ended"))
     assert waited_s < HELD_S
 
@@ -140,7 +140,7 @@ def test_the_rest_of_a_chain_ends_at_once_where_all_is_done(
 ) -> None:
     job_id = here.submit("--chain", "2", *RUN, "--max-steps", "3")
     (later,) = json.loads((here.run_dir(job_id) / "job.json").read_text())["chained_job_ids"]
-    assert cluster.wait_job(job_id, timeout_s=200) == "COMPLETED"
+    assert cluster.wait_job(job_id) == "COMPLETED"
     assert cluster.wait_job(later, timeout_s=60) == "COMPLETED"
     assert here.json("status", later)["attempt"] == 1
     assert here.json("status", later)["state"] == "COMPLETED"

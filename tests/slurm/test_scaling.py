@@ -5,12 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import statistics
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.road import LIGHT, Project, project
+from tests.road import LIGHT, Project
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 
@@ -18,8 +16,7 @@ JOB = ("--nodes", "1,2,4", "--gpus-per-node", "1", *LIGHT)
 
 
 @pytest.fixture(name="here")
-def _here(tmp_path: Path, cluster: Any) -> Project:
-    here = project(tmp_path / "project", tmp_path / "state")
+def _here(here: Project) -> Project:
     (here.path / "clusterrun.yaml").write_text("script: paced.py\ntraining: {params: 1000}\n")
     return here
 

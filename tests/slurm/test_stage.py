@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.cluster import Cluster
-from tests.road import LIGHT, Project, project
+from tests.road import LIGHT, Project
 
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("nothing_left"), pytest.mark.timeout(300)]
 
@@ -31,8 +31,7 @@ def _env(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(name="here")
-def _here(tmp_path: Path, cluster: Cluster, env: Path) -> Project:
-    here = project(tmp_path / "project", tmp_path / "state")
+def _here(here: Project, tmp_path: Path, env: Path) -> Project:
     (here.path / "where.py").write_text(SCRIPT)
     (tmp_path / "disk").mkdir()
     return here
@@ -45,7 +44,7 @@ def python(root: Path) -> tuple[str, str]:
 def run(cluster: Cluster, here: Project, *options: str) -> tuple[set[str], str]:
     """Run a job; return what its ranks print and the lines about its environment."""
     job_id = here.submit(*TWO, *options, "where.py")
-    state = cluster.wait_job(job_id, timeout_s=200)
+    state = cluster.wait_job(job_id)
     batch = (here.run_dir(job_id) / "slurm" / "batch.out").read_text()
     assert state == "COMPLETED", batch
     words = [line.partition("prefix ")[2] for line in here.logs(job_id).splitlines()]

@@ -58,10 +58,6 @@ def waits(here: Project, job_id: str, code: str) -> dict[str, Any]:
     return reason()
 
 
-def kinds(reason: dict[str, Any]) -> list[str]:
-    return [fact["kind"] for fact in reason["facts"]]
-
-
 def test_busy_nodes_and_fewer_that_are_idle(here: Project, cluster: Cluster) -> None:
     occupy(cluster, *cluster.nodes[:3])
     reason = waits(here, here.submit("-N3", "--time", "30", *ONE, *WAITING), "Resources")
@@ -105,7 +101,7 @@ def test_maintenance_ahead_and_a_time_that_ends_before_it(here: Project, cluster
     where = f"Nodes={','.join(cluster.nodes)}"
     cluster.run(["scontrol", "create", "reservation", "ReservationName=maint", *when, where])
     reason = waits(here, here.submit("-N2", "--time", "120", *ONE, *WAITING), "ReqNodeNotAvail")
-    assert kinds(reason) == ["reservation"]
+    assert [fact["kind"] for fact in reason["facts"]] == ["reservation"]
     (change,) = reason["sooner"]
     assert 2400 <= change["limit_s"] < 3600
     again = here.cli(*change["command"].split()[1:], "--parsable")

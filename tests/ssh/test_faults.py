@@ -11,14 +11,13 @@ from dataclasses import replace
 import pytest
 
 from tests.chaos.checks import Reference, other_losses, problems
-from tests.chaos.faults import RESTARTS, UNDISTURBED
+from tests.chaos.faults import IN_BETWEEN, RESTARTS, UNDISTURBED
 from tests.chaos.training import add_scripts
 from tests.chaos.training import submit as submit_here
 from tests.hosts import LAPTOP, Hosts
 from tests.patience import patience, wait_for
 from tests.road import project
 from tests.ssh.training import (
-    IN_BETWEEN,
     ONE_EACH,
     WAIT,
     Job,
@@ -83,7 +82,7 @@ def test_a_rank_that_is_killed_comes_back(
     with_and_without_shared(hosts, is_shared)
     job = submit(hosts, PAIR, *RESTARTS)
     job.training.wait_for_step(IN_BETWEEN, 1)
-    job.kill_rank(1, "h2")
+    kill(hosts, "h2", job.training.rank_pid(1, 1))
     ends_equal(job, reference, 2)
 
 
@@ -228,4 +227,4 @@ def test_a_job_needs_its_submitter_no_longer(hosts: Hosts, is_shared: bool) -> N
     assert running(hosts, "h2", "waiter.py"), job.batch_output()
     job.hosts["h1"].run(["clusterrun", "cancel", "--yes", str(job.root_there)], check=True)
     wait_for((job.training.root / "end.json").exists, "the end")
-    assert job.ended()["state"] == "CANCELLED"
+    assert "CANCELLED" in (job.training.root / "end.json").read_text()

@@ -21,11 +21,9 @@ pytestmark = pytest.mark.ssh
 UNKNOWN = f"{Refusal.UNKNOWN_HOST.value}: .*h9.*"
 NO_KEY = f"{Refusal.UNKNOWN_KEY.value}: Host key verification failed."
 CHANGED = f"{Refusal.CHANGED_KEY.value}: Host key verification failed."
-REFUSED = f"{Refusal.REFUSED.value}: .*Connection refused"
 DENIED = rf"{Refusal.DENIED.value}: \S+: Permission denied \(publickey\)\."
 SILENT = f"{Refusal.SILENT.value}: .*timed out"
 ENDED = f"{Refusal.ENDED.value}: no message"
-NO_PYTHON = f"{Refusal.NO_PYTHON.value}: .*"
 NO_CLUSTERRUN = f"{Refusal.NO_CLUSTERRUN.value}: .*"
 
 

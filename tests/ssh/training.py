@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from subprocess import CompletedProcess
 from typing import Any
 
-from tests.chaos.training import SAVE_EVERY, SCRIPT, STEPS, Training, add_scripts, arguments
+from tests.chaos.training import SCRIPT, STEPS, Training, add_scripts, arguments
 from tests.hosts import LAPTOP, Hosts
 from tests.namespaces import Process
 from tests.patience import wait_for
 from tests.road import EXAMPLES, STUB, Project
 
 ONE_EACH = ("--gpus-per-node", "1", "--device", "cpu", "--set", "launch.threads_per_process=1")
-RESTARTS = ("--max-restarts", "3")
 TRAIN = (SCRIPT, *arguments())
 # Without torch: in its first attempt it waits, in the next it is done.
 WAITER = """\
@@ -31,7 +29,6 @@ print(f"attempt {runtime.info().attempt}", flush=True)
 time.sleep(600 if runtime.info().attempt == 1 else 0)
 """
 WAIT = ("--set", "launch.world_contract=false", "--env", f"PYTHONPATH={STUB}", "waiter.py")
-IN_BETWEEN = SAVE_EVERY * 3 // 2  # a step in the middle between two checkpoints
 FILES = ("/shared/", "clusterrun/", "/proj/", "/.local/state/")  # where a run may leave files
 OF_KILLED_CLIENT = "laptop: file /tmp/clusterrun-ssh-"
 
@@ -53,10 +50,6 @@ class Job:
         done = self.cli("status", self.id, "--json")
         assert done.returncode == 0, done.stderr
         found: dict[str, Any] = json.loads(done.stdout)
-        return found
-
-    def ended(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.training.root / "end.json").read_text())
         return found
 
     @property
@@ -85,17 +78,9 @@ class Job:
     def is_said(self, text: str) -> bool:
         return text in self.batch_output()
 
-    # -- what runs
 
-    def kill_rank(self, rank: int, host: str, attempt: int = 1) -> None:
-        kill(self.hosts, host, self.training.rank_pid(rank, attempt))
-
-    def kill_agent(self, host: str, attempt: int = 1) -> None:
-        kill(self.hosts, host, self.training.agent_pid(host, attempt))
-
-
-def kill(hosts: Hosts, host: str, pid: int, number: int = signal.SIGKILL) -> None:
-    hosts[host].as_root(["kill", f"-{number}", str(pid)])
+def kill(hosts: Hosts, host: str, pid: int) -> None:
+    hosts[host].as_root(["kill", "-9", str(pid)])
 
 
 def running(hosts: Hosts, host: str, text: str) -> list[Process]:

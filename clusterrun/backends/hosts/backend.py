@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import secrets
 import sys
@@ -42,7 +41,6 @@ SILENT_S = 120.0  # without a sign of life from a controller elsewhere
 CONTROLLER = "clusterrun.backends.hosts.controller"
 STOP_S = 60.0
 ASSEMBLE_S = 900.0  # for all hosts to answer and to get the project
-_NO_JOB = JobId()
 _LEAVING = {"PBS_JOBID", "LSB_JOBID"}
 # What srun needs of the allocation. Its other variables, such as SLURM_GPUS, would size each step.
 OF_STARTERS = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_JOB_CPUS_PER_NODE", VISIBLE)
@@ -78,7 +76,7 @@ class HostsBackend(LocalBackend):
         )
         first.start()
         try:
-            answer = _negotiate(first, plan, paths, must_see, last_number(self.runs_dir))
+            new, notes = _negotiate(first, plan, paths, must_see, last_number(self.runs_dir))
             if not first.send("go"):
                 raise first.explained()
         except BaseException:
@@ -86,13 +84,10 @@ class HostsBackend(LocalBackend):
             raise
         with contextlib.suppress(KeyboardInterrupt):  # the job runs: its id must be recorded
             first.close(STOP_S)
-        remember_number(answer.job_id.number)
-        for note in answer.notes:
+        remember_number(new.job_id.number)
+        for note in notes:
             print(f"note: {note}", file=sys.stderr)  # noqa: T201
-        home = None
-        if not answer.is_here:
-            home = Home(host=host, run_dir=answer.run_dir, python=answer.python)
-        return Submission(job_id=answer.job_id, home=home)
+        return new
 
     def _signal_elsewhere(
         self, job_id: str, paths: RunPaths, controller: Controlling, number: int
@@ -121,21 +116,10 @@ def backend(where: Where) -> HostsBackend:
     return HostsBackend(runs_dir=where.runs_dir, is_shared=where.is_shared)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Answer:
-    """What a controller answers: first whether `is_here`, then the job."""
-
-    is_here: bool = False
-    job_id: JobId = _NO_JOB
-    run_dir: str = ""
-    python: str = ""
-    notes: tuple[str, ...] = ()
-
-
 def _negotiate(
     first: Link, plan: Plan, paths: RunPaths, must_see: Sequence[str], last_id: int
-) -> _Answer:
-    """Send the job; return the answer. Raises ClusterrunError."""
+) -> tuple[Submission, list[str]]:
+    """Send the job; return what became of it, and notes. Raises ClusterrunError."""
     # The process that ends with an allocation whose scheduler may leave others behind.
     leader, is_given = os.getsid(0), not plan.cluster.scheduler.outlives_shell
     is_watched = is_given and not _LEAVING.isdisjoint(os.environ) and leader not in (0, os.getpid())
@@ -161,12 +145,14 @@ def _negotiate(
     try:
         is_here = decoded(bool, fields.get("is_here"))
         notes = [] if is_here else _send_project(first, plan)
-        answer: _Answer = decoded(_Answer, first.answered(ASSEMBLE_S))
+        answer = first.answered(ASSEMBLE_S)
+        job_id = JobId(answer.get("job_id"))
+        home: Home = decoded(Home, {**answer, "host": plan.hosts[0]})
+        if not job_id.startswith("H") or job_id.number <= last_id:
+            raise ValueError("another job has this id")
     except ValueError as error:
         raise openssh.nonsense(plan.hosts[0]) from error
-    if not answer.job_id.startswith("H") or answer.job_id.number <= last_id:
-        raise openssh.nonsense(plan.hosts[0])
-    return dataclasses.replace(answer, is_here=is_here, notes=tuple(notes))
+    return Submission(job_id=job_id, home=None if is_here else home), notes
 
 
 def _send_project(first: Link, plan: Plan) -> list[str]:

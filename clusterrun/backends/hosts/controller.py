@@ -26,6 +26,7 @@ from clusterrun.backends.hosts import crew, judge, mirror, project
 from clusterrun.backends.hosts.crew import Link, Message, Pipe
 from clusterrun.backends.local.backend import VISIBLE, identity, take_job_id
 from clusterrun.backends.local.controller import (
+    LocalHost,
     LocalStep,
     amend_controller,
     detach,
@@ -40,9 +41,9 @@ from clusterrun.node.base.processes import adopt_orphans
 from clusterrun.node.base.stderr import say_on_stderr
 from clusterrun.node.conductor.agents import Agents
 from clusterrun.node.conductor.conductor import Conductor
-from clusterrun.node.conductor.host import Host, Signals
+from clusterrun.node.conductor.host import Signals
 from clusterrun.rendering.bundle import Bundle
-from clusterrun.rundir import create, record
+from clusterrun.rundir import create, reading, record
 from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.rundir.record import Home, remember_root
 from clusterrun.shared import checkpoint_files, files
@@ -100,12 +101,9 @@ def _next(pipe: Pipe) -> Message:
 
 @dataclass(kw_only=True)
 class HostsStep(LocalStep):
-    """One attempt's nodes, or those of more; they start once there are enough."""
+    """One attempt's nodes, or those of more; `begin` starts them once there are enough hosts."""
 
-    host: HostsHost
-    attempt: int
-    excluded: tuple[str, ...]
-    port: int
+    begin: Callable[[], Sequence[Link]]
     links: Sequence[Link] = ()
     leave_s: float = LEAVE_TOGETHER_S
 
@@ -115,7 +113,7 @@ class HostsStep(LocalStep):
         Raises ClusterrunError if too few hosts can be used.
         """
         if not self.links and self.kill_by == float("inf"):
-            self.links = self.host.begin(self.attempt, self.port, self.excluded)
+            self.links = self.begin()
             return True
         self.codes = [link.code for link in self.links if link.code is not None]
         return len(self.codes) < len(self.links)
@@ -138,7 +136,7 @@ class HostsStep(LocalStep):
 
 
 @dataclass(eq=False)
-class HostsHost(Host):
+class HostsHost(LocalHost):
     """The hosts of one job, until it has ended on all of them; only end.json records how.
 
     `sent` is what the submitter sent. `links` are those of all hosts, spares last. `here` is the
@@ -152,7 +150,7 @@ class HostsHost(Host):
     links: Sequence[Link] = ()
     here: str = ""
     job_id: JobId = field(default_factory=JobId)
-    environ: Mapping[str, str] = field(default_factory=dict)
+    environ: dict[str, str] = field(default_factory=dict)
     nonce: str = field(default_factory=lambda: secrets.token_hex(16))
     may_go: bool = False
     _packed: BinaryIO | None = None
@@ -254,7 +252,8 @@ class HostsHost(Host):
         link.gpus = tuple(locked["gpus"]) if link.facts["gpus"].get("all") else ()
         if locked["twice"]:
             other = next(each for each in self.links if _machine(each) == _machine(link))
-            raise judge.error_of([judge.twice(link.name, other.name)])
+            text = f"{link.name}: the same machine as {other.name}"
+            raise UsageError(text, hint="name each machine once in hosts:")
         if len(locked["gpus"]) < needed:
             raise judge.error_of(judge.busy(link.name, *each) for each in locked["busy"].items())
 
@@ -302,15 +301,9 @@ class HostsHost(Host):
         del is_relaunch
         self._wait_until = time.monotonic() + self.plan.wait_for_hosts_s
         unfit = [name for name in excluded if name not in self._were_lost]
-        return HostsStep(
-            paths=self.paths,
-            running={},
-            lead_s=self.plan.warning_s + MORE_S,
-            host=self,
-            attempt=attempt,
-            port=port,
-            excluded=tuple(unfit),
-        )
+        begin = functools.partial(self.begin, attempt, port, unfit)
+        lead_s = self.plan.warning_s + MORE_S
+        return HostsStep(paths=self.paths, running={}, lead_s=lead_s, begin=begin)
 
     def begin(self, attempt: int, port: int, unfit: Sequence[str]) -> list[Link]:
         """Start every node; return none while lost hosts are awaited. Raises ClusterrunError."""
@@ -341,7 +334,7 @@ class HostsHost(Host):
         home = Home(host=host, run_dir=str(self.paths.root), python=sys.executable)
         with contextlib.suppress(OSError, ClusterrunError):  # a training needs no record
             own = replace(record.register_run(self.paths.root, self.environ), home=home)
-            return {self.paths.record.name: record.as_text(own)}
+            return {self.paths.record.name: reading.as_text(own, record.SCHEMA)}
         return {}
 
     def unreachable(self, nodes: Sequence[str]) -> tuple[str, ...]:
@@ -370,10 +363,6 @@ class HostsHost(Host):
         last = threading.Timer(LAST_S, os.kill, (os.getpid(), signal.SIGTERM))
         last.daemon = True
         last.start()
-
-    def register(self) -> None:
-        """Record the job if its submitter was lost before it could."""
-        record.register_run(self.paths.root, self.environ)
 
     def _choose(self, unfit: Sequence[str]) -> list[Link]:
         """Return the hosts of the next attempt, the first ones that are fit; none to wait.

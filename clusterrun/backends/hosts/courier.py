@@ -38,7 +38,7 @@ from clusterrun.health.examine import Look, examine, side_by_side
 from clusterrun.health.gpus import LONG_S, GpuAnswer, described, device_names
 from clusterrun.health.machine import packages
 from clusterrun.health.nvml import NO_DRIVER, NvmlGpu
-from clusterrun.node.base.ports import free_port, listening_socket
+from clusterrun.node.base.ports import free_port, listening_socket, why_closed
 from clusterrun.node.base.processes import adopt_orphans, kill_descendants
 from clusterrun.node.base.stderr import say_on_stderr
 from clusterrun.rundir import record
@@ -133,9 +133,6 @@ class Courier:
         kill_descendants()
         os._exit(1)
 
-    def _answer(self, **fields: Any) -> None:
-        self._pipe.send("answer", **fields)
-
     # Messages
 
     def _on_alive(self, message: Message) -> None:
@@ -147,7 +144,7 @@ class Courier:
         with contextlib.suppress(OSError):  # no port is free
             self._listener = listening_socket(free_port(tuple(message["ports"])))
         port = self._listener.getsockname()[1] if self._listener else 0
-        self._answer(facts={**gather(message), "port": port})
+        self._pipe.send("answer", facts={**gather(message), "port": port})
 
     def _on_lock(self, message: Message) -> None:
         """Lock this host for the job, and as many of the given GPUs as it needs."""
@@ -161,11 +158,11 @@ class Courier:
                 busy[gpu] = holder
             else:
                 held.append(gpu)
-        self._answer(gpus=held, busy=busy, twice=twice)
+        self._pipe.send("answer", gpus=held, busy=busy, twice=twice)
 
     def _on_connect(self, message: Message) -> None:
         """Answer why an address is not reached; "" if it is."""
-        self._answer(closed=can_connect(message["address"], message["port"]))
+        self._pipe.send("answer", closed=why_closed(message["address"], message["port"], CONNECT_S))
 
     def _on_place(self, message: Message) -> None:
         """Use the home, or a run directory of this host's own."""
@@ -176,7 +173,7 @@ class Courier:
         if self._is_apart and not self._paths.root.exists():
             self._paths.root.mkdir(mode=0o700, parents=True)
             self._made = self._paths
-        self._answer(needs_project=self._is_apart and not self._paths.project.is_dir())
+        self._pipe.send("answer", needs_project=self._is_apart and not self._paths.project.is_dir())
 
     def _on_project(self, message: Message) -> None:
         self._packed = self._packed or tempfile.TemporaryFile()  # noqa: SIM115
@@ -184,7 +181,7 @@ class Courier:
         if not message["data"]:
             unpack(self._packed, self._paths.project)
             self._packed = None
-            self._answer()
+            self._pipe.send("answer")
 
     def _on_start(self, message: Message) -> None:
         paths, own = self._paths, message["environ"]
@@ -192,7 +189,7 @@ class Courier:
         if self._is_apart:
             mirror.write_bundle(paths.root, message["files"])
             with contextlib.suppress(OSError, ClusterrunError):
-                link_job(paths.runs_dir, own["CLUSTERRUN_HOSTS_JOB_ID"], paths)
+                link_job(paths, own["CLUSTERRUN_HOSTS_JOB_ID"])
                 remember_home(record.read(paths))  # the controller's host
         remember_root(paths.runs_dir)
         environ = {**scrubbed(self._environ, keep=(VISIBLE,)), **own}
@@ -249,15 +246,6 @@ class Courier:
             remove_run(self._made)
         if self._is_first and os.getppid() != self._parent:
             amend_controller(self._paths, is_gone=True)
-
-
-def can_connect(address: str, port: int, timeout_s: float = CONNECT_S) -> str:
-    """Return why a port is not reached; "" if it is."""
-    try:
-        socket.create_connection((address, port), timeout_s).close()
-    except OSError as error:
-        return error.strerror or str(error) or "no answer"
-    return ""
 
 
 # What a host knows about itself: `judge` decides by it

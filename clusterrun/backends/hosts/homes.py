@@ -33,10 +33,7 @@ AT_ONCE: Final = 32
 MOST_JOBS: Final = 1000  # of one run
 MARK: Final = "clusterrun.homes/1 "  # a login script there may print lines of its own
 # What a run's home may change in the record here.
-_THEIRS: Final = (
-    *("job_id", "earlier_job_ids", "resumed_at", "nodes", "procs_per_node", "gpus_per_node"),
-    *("world_size", "strategy", "device", "time_minutes"),
-)
+_THEIRS: Final = ("job_id", "earlier_job_ids", "resumed_at", *records.SHAPE)
 
 
 def ask(found: Sequence[JobRecord]) -> list[JobStatus]:
@@ -102,8 +99,8 @@ def remember(record: JobRecord) -> None:
     with contextlib.suppress(OSError, ClusterrunError):  # not writable: it keeps its other names
         records.update(record.paths, lambda _: record)
         for job_id in record.job_ids:
-            if not record.runs_dir.job_link(job_id).exists():
-                records.link_job(record.runs_dir, job_id, record.paths)
+            if not record.paths.runs_dir.job_link(job_id).exists():
+                records.link_job(record.paths, job_id)
 
 
 def _answer(host: str, python: str, run_dirs: Sequence[str]) -> list[Any]:
@@ -116,10 +113,10 @@ def _answer(host: str, python: str, run_dirs: Sequence[str]) -> list[Any]:
         (line,) = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
         found: list[Any] = decoded(list[Any], json.loads(line.removeprefix(MARK)))
         if len(found) != len(run_dirs):
-            raise ValueError("another number of runs")
+            raise ValueError("an unexpected number of runs")
     except (ValueError, RecursionError) as error:
         raise ClusterrunError(
-            f"clusterrun does not run on {host}, or is of another version",
+            f"clusterrun does not run on {host}, or has a different version",
             cause=(done.stderr.strip().splitlines() or [str(error)])[-1],
             hint=f"its Python is {python}",
         ) from error

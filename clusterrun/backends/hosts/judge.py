@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from clusterrun.config.choices import Device
-from clusterrun.errors import Exit, SubmissionError, describe
+from clusterrun.errors import SubmissionError, describe
 from clusterrun.health.examine import differences
 from clusterrun.launch.plan import Plan
 from clusterrun.shared.finding import Finding, Severity, fail
@@ -18,7 +18,6 @@ NEEDED: Final = ("clusterrun", "torch", "accelerate")
 CLOCK_S: Final = 60.0  # no time service runs there: certificates and file times mislead
 ELSEWHERE: Final = "free space on the host, or name another directory: --set hosts_dir=DIR"
 _SAME: Final = "install the same versions on all hosts, or name another interpreter with --python"
-TWICE: Final = "host.twice"
 
 Facts = Mapping[str, Any]
 
@@ -42,20 +41,12 @@ def error_of(found: Iterable[Finding]) -> SubmissionError:
     """Return the error for failures: the first is the message, the others are hints."""
     first, *others = found
     hints = (first.fix, *(f"also {each.summary}" for each in others))
-    error = SubmissionError(first.summary, hint=hints)
-    error.exit_code = Exit.USAGE if first.id == TWICE else Exit.FAILED
-    return error
+    return SubmissionError(first.summary, hint=hints)
 
 
 def unwritten(host: str, error: Exception) -> SubmissionError:
     """Return the error for a host on which the run can't be written."""
     return SubmissionError(f"{host}: cannot write the run", cause=describe(error), hint=ELSEWHERE)
-
-
-def twice(host: str, holder: str) -> Finding:
-    """Explain that a machine has the job's lock already, under another name."""
-    text = f"the same machine as {holder}"
-    return replace(fail(TWICE, text, "name each machine once in hosts:"), nodes=(host,))
 
 
 def busy(host: str, gpu: str, holder: str) -> Finding:
@@ -95,7 +86,7 @@ def _files(facts: Facts) -> Iterator[Finding]:
     for check in facts["checks"]:
         is_own = not facts["sees_home"] and check["id"].startswith("path.")
         yield fail("host.disk", check["text"], ELSEWHERE if is_own else check["hint"])
-    if {"missing", "checks", "sees_home"}.intersection(facts["late"]):
+    if {"missing", "checks"}.intersection(facts["late"]):
         yield fail("host.files", "a file system does not answer", "run df on the host to find it")
 
 

@@ -51,13 +51,11 @@ class Controlling:
 
     def signal(self, number: int) -> bool:
         """Signal the process if it is alive; return whether it was."""
-        if identity(self.pid) != self.identity:  # its pid alone may have been reused
-            return False
-        try:
-            os.kill(self.pid, number)
-        except ProcessLookupError:
-            return False
-        return True
+        with contextlib.suppress(ProcessLookupError):
+            if identity(self.pid) == self.identity:  # its pid alone may have been reused
+                os.kill(self.pid, number)
+                return True
+        return False
 
 
 def boot_id() -> str:
@@ -174,11 +172,9 @@ class LocalBackend(Backend):
         return JobState.UNKNOWN, f"it runs on {controller.host} and can't be checked from here"
 
     def _paths(self, job_id: str) -> RunPaths | None:
-        try:
-            link = self.runs_dir.job_link(JobId(job_id))
-            return RunPaths(root=link.resolve(strict=True))
-        except (OSError, RuntimeError, ValueError):
-            return None
+        with contextlib.suppress(OSError, RuntimeError, ValueError):
+            return RunPaths(root=self.runs_dir.job_link(JobId(job_id)).resolve(strict=True))
+        return None
 
 
 def backend(where: Where) -> LocalBackend:
@@ -242,7 +238,7 @@ def take_job_id(runs_dir: RunsDir, paths: RunPaths, *, prefix: str = "L", above:
         while True:
             job_id = JobId(f"{prefix}{number}")
             try:
-                runs_dir.job_link(job_id).symlink_to(link_target(runs_dir, paths))
+                runs_dir.job_link(job_id).symlink_to(link_target(paths))
                 break
             except FileExistsError:
                 number += 1
@@ -253,10 +249,13 @@ def take_job_id(runs_dir: RunsDir, paths: RunPaths, *, prefix: str = "L", above:
 
 def last_number(runs_dir: RunsDir) -> int:
     """Return the number of the newest id that this machine has used."""
-    known = 0
+    known, found = 0, list[JobId]()
     with contextlib.suppress(OSError, ValueError):
         known = JobId(f"L{_counter().read_text(encoding='ascii').strip()}").number
-    return _newest_in(runs_dir, known)
+    with contextlib.suppress(OSError):
+        found = [JobId.read(entry.name) for entry in os.scandir(runs_dir.by_job)]
+    numbers = (job_id.number for job_id in found if job_id.is_own)
+    return max((_believed(number, known) for number in numbers), default=known)
 
 
 def remember_number(number: int) -> None:
@@ -276,12 +275,3 @@ def _believed(number: int, last: int) -> int:
 
 def _counter() -> Path:
     return state_dir() / "local-job-id"
-
-
-def _newest_in(runs_dir: RunsDir, known: int) -> int:
-    try:
-        found = [JobId.read(entry.name) for entry in os.scandir(runs_dir.by_job)]
-    except OSError:
-        return known
-    numbers = (job_id.number for job_id in found if job_id.is_own)
-    return max((_believed(number, known) for number in numbers), default=known)

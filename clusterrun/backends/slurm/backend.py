@@ -34,9 +34,6 @@ CHAINED = "chained"  # second argument of the script: a job that waits for the o
 LOOK_AGAIN_S = 3.0
 
 
-_PARSABLE = re.compile(r"([0-9]+)(?:;(\S+))?\Z")
-
-
 class NoJobIdError(SubmissionError):
     """sbatch was started, and may have submitted the job, but printed no plain job id."""
 
@@ -214,7 +211,7 @@ def parse_submission(stdout: str) -> Submission:
 
     Raises NoJobIdError for anything else: a site's wrapper may print other numbers.
     """
-    match = _PARSABLE.match(stdout.strip())
+    match = re.match(r"([0-9]+)(?:;(\S+))?\Z", stdout.strip())
     if match is None:
         raise NoJobIdError("sbatch printed no plain job id", cause=stdout.strip() or None)
     return Submission(job_id=JobId(match[1]), slurm_cluster=match[2])
@@ -267,7 +264,7 @@ def _remember(record: JobRecord, new: Submission, backend: SlurmBackend) -> None
     """Record the new job; cancel it if that fails, since no command could find it."""
     try:
         records.update(record.paths, lambda now: records.continued_by(now, new.job_id))
-        records.link_job(record.runs_dir, new.job_id, record.paths)
+        records.link_job(record.paths, new.job_id)
     except (OSError, ClusterrunError) as error:
         with contextlib.suppress(ClusterrunError):
             backend.cancel([new.job_id])

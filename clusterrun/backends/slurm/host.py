@@ -108,7 +108,7 @@ class SlurmHost(Host):
             return f"{has} but was rendered for {planned}; render it again with --nodes {given}"
         for each in self.srun:
             if each.startswith(("--nodes=", "--ntasks=")) and each not in self.plan.srun_args:
-                return f"srun has {each} and was rendered with another value; render the job again"
+                return f"srun has {each} but was rendered with another value; render the job again"
         # The launcher's options override these numbers: a change would have no effect.
         plan, own = self.plan, dict(_NUMBERS.findall(self.plan.accelerate_text))
         rendered = own if plan.accelerate_text else plan.accelerate

@@ -12,11 +12,12 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from clusterrun.backends.base import SchedulerJob
 from clusterrun.backends.environment import scrubbed
@@ -30,14 +31,18 @@ from clusterrun.shared.locks import locked
 from clusterrun.shared.state import JobId, JobState, parse_slurm_state
 from clusterrun.shared.typed import decoded
 
-# The reason is the only free text: a separator in it does no harm.
-SQUEUE_FIELDS = ("%i", "%T", "%N", "%M", "%l", "%S", "%e", "%P", "%D", "%r")
-SACCT_FIELDS = (
-    *("JobID", "State", "ExitCode", "NodeList", "ElapsedRaw", "TimelimitRaw", "Start", "End"),
-    "Reason",
-)
+# What squeue and sacct are to print of a job, by scontrol's names. The reason comes last: it is the
+# only free text, and a separator in it does no harm.
+SQUEUE_FIELDS: Final = {
+    **{"JobId": "%i", "JobState": "%T", "NodeList": "%N", "RunTime": "%M", "TimeLimit": "%l"},
+    **{"StartTime": "%S", "EndTime": "%e", "Partition": "%P", "NumNodes": "%D", "Reason": "%r"},
+}
+SACCT_FIELDS: Final = {
+    **{"JobId": "JobID", "JobState": "State", "ExitCode": "ExitCode", "NodeList": "NodeList"},
+    **{"RunTime": "ElapsedRaw", "TimeLimit": "TimelimitRaw", "StartTime": "Start"},
+    **{"EndTime": "End", "Reason": "Reason"},
+}
 SEPARATOR = "|"
-TIMEOUT_S = 5.0
 PRINTED_S = 3.0  # for what doctor asks: less than it waits for a check
 CLOCK_SKEW_S = 3600.0
 TTL_S = 10.0  # of an answer that is kept for all processes of a user
@@ -128,7 +133,7 @@ def ask(
     asked_at = time.time()
     # Without a user, squeue loads the jobs of all users, or one job.
     user = [f"--user={os.getuid()}"] if len(job_ids) > 1 else []
-    jobs, fields = ",".join(job_ids), SEPARATOR.join(SQUEUE_FIELDS)
+    jobs, fields = ",".join(job_ids), SEPARATOR.join(SQUEUE_FIELDS.values())
     found = parse_squeue(_squeue(slurm_cluster, *user, f"--jobs={jobs}", f"--format={fields}"))
     gone = [job_id for job_id in job_ids if _needs_more(found.get(job_id))]
     if gone:
@@ -175,51 +180,44 @@ def parse_squeue(text: str) -> dict[str, SchedulerJob]:
     >>> parse_squeue("11|PENDING||0:00|10:00|N/A|N/A|gpu|2|Priority")["11"].asked_nodes
     2
     """
-    return {row[0]: _squeue_job(row) for row in _rows(text, SQUEUE_FIELDS)}
+    return {row["JobId"]: _job("squeue", row) for row in rows(text, SQUEUE_FIELDS)}
 
 
-def _rows(text: str, fields: Sequence[str]) -> Iterator[list[str]]:
-    rows = (line.split(SEPARATOR, len(fields) - 1) for line in text.splitlines())
-    return (row for row in rows if len(row) == len(fields))
+def rows(text: str, fields: Collection[str]) -> Iterator[dict[str, str]]:
+    """Yield the values of each line by their fields; skip lines with too few."""
+    found = (line.split(SEPARATOR, len(fields) - 1) for line in text.splitlines())
+    return (dict(zip(fields, row, strict=True)) for row in found if len(row) == len(fields))
 
 
-def _squeue_job(values: Sequence[str]) -> SchedulerJob:
-    job_id, state, nodes, elapsed, limit, start, end, partition, number, reason = values
-    times = (parse_clock(elapsed), parse_clock(limit), start, end)
-    job = _job("squeue", job_id, state, reason, nodes, times)
-    # What Slurm considers now: a job may be changed while it waits.
-    asked = int(number) if number.isdecimal() else None
-    return replace(job, partition=partition, asked_nodes=asked)
+def _job(source: str, row: Mapping[str, str], *, limit_unit_s: int = 1) -> SchedulerJob:
+    """Return what a program says of a job; what means nothing in its state is left out.
 
-
-_Times = tuple[int | None, int | None, str, str]
-"""How long a job has run and may run, in seconds; its start and its end, as Slurm prints them."""
-
-
-def _job(
-    source: str, job_id: str, word: str, reason: str, nodes: str, times: _Times, ended: str = ""
-) -> SchedulerJob:
-    """Return what a program says of a job; what means nothing in its state is left out."""
-    elapsed_s, limit_s, began, ends = times
-    state = parse_slurm_state(word)
+    A bare number as its limit counts units of `limit_unit_s`.
+    """
+    told = defaultdict(str, row)
+    state, reason, nodes = parse_slurm_state(told["JobState"]), told["Reason"], told["NodeList"]
     nodelist = "" if nodes in ("(null)", "None assigned") else nodes
     has_started = bool(nodelist) and state not in (JobState.PENDING, JobState.UNKNOWN)
     stale = state.is_terminal and reason in WAITING
-    code, number = parse_exit(ended) if state.is_terminal else (None, None)
-    start = parse_time(began)
+    code, number = parse_exit(told["ExitCode"]) if state.is_terminal else (None, None)
+    limit_s = parse_clock(told["TimeLimit"], bare_s=limit_unit_s)
+    start, asked = parse_time(told["StartTime"]), told["NumNodes"]
     return SchedulerJob(
-        job_id=job_id,
+        job_id=told["JobId"],
         source=source,
         state=state,
         reason="" if stale or reason in ("None", "(null)") else reason,
         nodelist=nodelist,
-        elapsed_s=elapsed_s if has_started else None,
+        elapsed_s=parse_clock(told["RunTime"]) if has_started else None,
         limit_s=None if limit_s == YEAR_S else limit_s,
         start=start if has_started else None,
         expected_start=start if state is JobState.PENDING else None,
-        end=parse_time(ends) if state.is_terminal else None,
+        end=parse_time(told["EndTime"]) if state.is_terminal else None,
         exit_code=code,
         exit_signal=number,
+        # What Slurm considers now: a job may be changed while it waits.
+        partition=told["Partition"],
+        asked_nodes=int(asked) if asked.isdecimal() else None,
     )
 
 
@@ -233,7 +231,7 @@ def _ask_sacct(
     if shell.find("sacct") is None:
         return {}, "sacct was not found"
     argv = ["sacct", "--allocations", "--noheader", "--parsable2", f"--jobs={','.join(job_ids)}"]
-    argv.append(f"--format={','.join(SACCT_FIELDS)}")
+    argv.append(f"--format={','.join(SACCT_FIELDS.values())}")
     if since is not None:  # without it some sites search years of jobs, others refuse
         day = datetime.fromtimestamp(since - CLOCK_SKEW_S)
         argv.append(f"--starttime={day:%Y-%m-%dT%H:%M:%S}")
@@ -252,13 +250,8 @@ def parse_sacct(text: str) -> dict[str, SchedulerJob]:
     >>> parse_sacct("10|FAILED|3:0|node1|0|UNLIMITED|1795257574|1795257574|None")["10"].exit_code
     3
     """
-    return {row[0]: _sacct_job(row) for row in _rows(text, SACCT_FIELDS)}
-
-
-def _sacct_job(values: Sequence[str]) -> SchedulerJob:
-    job_id, state, ended, nodes, elapsed, minutes, start, end, reason = values
-    times = (parse_clock(elapsed), parse_clock(minutes, bare_s=60), start, end)
-    return _job("sacct", job_id, state, reason, nodes, times, ended)
+    found = rows(text, SACCT_FIELDS)
+    return {row["JobId"]: _job("sacct", row, limit_unit_s=60) for row in found}
 
 
 # scontrol
@@ -282,11 +275,7 @@ def parse_scontrol(line: str) -> SchedulerJob:
     command, its directory and the comment are cut off.
     """
     found = pairs(line.rpartition(" Command=")[0])
-    words = ("JobState", "Reason", "NodeList", "RunTime", "TimeLimit", "StartTime", "EndTime")
-    state, reason, nodes, elapsed, limit, start, end = (found.get(name, "") for name in words)
-    times = (parse_clock(elapsed), parse_clock(limit), start, end)
-    job_id = line.partition(" ")[0].removeprefix("JobId=")
-    return _job("scontrol", job_id, state, reason, nodes, times, found.get("ExitCode", ""))
+    return _job("scontrol", {**found, "JobId": line.partition(" ")[0].removeprefix("JobId=")})
 
 
 def pairs(text: str) -> dict[str, str]:
@@ -305,9 +294,9 @@ def find_by_command(
     Before Slurm 23.02 the script's arguments follow its path.
     """
     listed = _squeue(slurm_cluster, f"--user={os.getuid()}", f"--format=%A{SEPARATOR}%o")
-    rows = [line.partition(SEPARATOR) for line in listed.splitlines()]
+    found = [line.partition(SEPARATOR) for line in listed.splitlines()]
     script = f"{RunPaths(root=Path(run_dir)).script} "
-    ids = [int(job_id) for job_id, _, command in rows if f"{command} ".startswith(script)]
+    ids = [int(job_id) for job_id, _, command in found if f"{command} ".startswith(script)]
     new = [job_id for job_id in ids if str(job_id) not in known]
     return JobId(str(max(new))) if new else None
 

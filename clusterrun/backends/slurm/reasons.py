@@ -132,13 +132,15 @@ class Outlook:
 class PendingReason:
     """A reason code, its meaning, and whether waiting is enough (None: unknown).
 
-    `names_nodes`: Slurm also named nodes that are down, drained or reserved.
+    `names_nodes`: Slurm also named nodes that are down, drained or reserved. `is_held`: by Slurm,
+    after a requeue.
     """
 
     code: str
     text: str
     can_start: bool | None
     names_nodes: bool = False
+    is_held: bool = False
 
 
 def explain(reason: str, job_id: str) -> PendingReason:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from clusterrun.backends.slurm.query import SEPARATOR, TTL_S, cached, parse_clock, printed
+from clusterrun.backends.slurm.query import SEPARATOR, TTL_S, cached, parse_clock, printed, rows
 from clusterrun.backends.slurm.reasons import Use
 from clusterrun.errors import SchedulerUnreachableError, SubmissionError, UsageError, shortened
 from clusterrun.health.examine import some
@@ -109,8 +109,6 @@ def parse_sinfo(text: str) -> list[NodeGroup]:
     >>> group.partition, group.limit_s, group.most_nodes, group.gpus, group.use.value
     ('gpu', 3600, 4, (('h100', 4),), 'idle')
     """
-    rows = (line.split(SEPARATOR, len(_FIELDS) - 1) for line in text.splitlines())
-    found = (dict(zip(_FIELDS, row, strict=True)) for row in rows if len(row) == len(_FIELDS))
     return [
         NodeGroup(
             partition=row["partition"].removesuffix("*"),
@@ -127,7 +125,7 @@ def parse_sinfo(text: str) -> list[NodeGroup]:
             nodes=row["nodes"],
             reason="" if row["reason"] in ("none", "(null)") else row["reason"],
         )
-        for row in found
+        for row in rows(text, _FIELDS)
         if row["count"].isdecimal()
     ]
 

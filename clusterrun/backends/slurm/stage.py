@@ -66,7 +66,7 @@ def main(argv: Sequence[str]) -> NoReturn:
     except Exception as error:  # noqa: BLE001 - staging must not fail a training
         with contextlib.suppress(OSError):
             paths.stage_script.unlink()
-        say_on_stderr(f"the nodes use {sys.prefix} where it is: {describe(error)}")
+        say_on_stderr(f"the nodes use the original {sys.prefix}: {describe(error)}")
     for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     os.environ[STAGED_AT] = f"{time.time():.3f}"

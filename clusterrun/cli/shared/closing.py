@@ -20,7 +20,7 @@ from clusterrun.cli.shared import job_view, output
 from clusterrun.cli.shared.output import Command
 from clusterrun.diagnosis.kinds import Retry
 from clusterrun.errors import Exit
-from clusterrun.rundir.outcome import Cause, Next, Outcome, ShortVerdict
+from clusterrun.rundir.outcome import HINT, Cause, Next, Outcome, ShortVerdict, hints_of
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.durations import clock
 from clusterrun.shared.state import JobState
@@ -30,13 +30,12 @@ from clusterrun.verbs.status import wait
 
 Row: TypeAlias = tuple[str, str]
 
-_MOST: Final = 2  # pieces of advice; `diagnose` shows all
 _LINES: Final = 6  # of an error: the block fits a terminal of 24 rows
 RETRIES: Final = {
     Retry.NO: "the same configuration will fail again",
-    Retry.YES: "another try will probably succeed",
-    Retry.EXCLUDE: "another try on other nodes will probably succeed",
-    Retry.MAYBE: "another try may succeed",
+    Retry.YES: "a new attempt will probably succeed",
+    Retry.EXCLUDE: "a new attempt on other nodes will probably succeed",
+    Retry.MAYBE: "a new attempt may succeed",
 }
 
 
@@ -54,7 +53,7 @@ def closing_rows(job: JobStatus) -> Iterator[Row]:
     """Yield labels and texts about the end of a job; nothing if it completed or has not ended."""
     if job.state.is_terminal and not job.state.is_success:
         verdict = job.failure.verdict if job.failure else None
-        yield from block(job, job.failure, verdict, job.attempt, most=_MOST)
+        yield from block(job, job.failure, verdict, job.attempt, most=2)  # `diagnose` shows all
 
 
 def block(
@@ -133,7 +132,9 @@ def _error_lines(
         text = job_view.cut(verdict.text.partition("\n")[0])
         yield ": ".join(filter(None, (verdict.place, text)))
     elif failure:
-        yield from map(job_view.cut, job_view.failure_lines(failure)[:_LINES])
+        told = hints_of(failure, verdict)  # `next` has them
+        lines = [x for x in job_view.failure_lines(failure) if x.removeprefix(HINT) not in told]
+        yield from map(job_view.cut, lines[:_LINES])
         place = f"at {failure.where}" if failure.where else place
     ranks = len(verdict.ranks) if verdict and verdict.generic else 0
     alike = max(ranks, failure.alike if failure else 0)
@@ -179,7 +180,7 @@ def _pass_warnings_on(record: JobRecord) -> None:
         return
     from clusterrun.backends.hosts.backend import HostsBackend  # slow to import
 
-    backend = HostsBackend(runs_dir=record.runs_dir)
+    backend = HostsBackend(runs_dir=record.paths.runs_dir)
     for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
         signal.signal(number, lambda *_: backend.signal(record.job_id, signal.SIGUSR2))
 

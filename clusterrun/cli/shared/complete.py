@@ -1,13 +1,12 @@
-"""Shell completion: jobs and files, in each shell.
+"""Shell completion: jobs, in each shell.
 
-Completers read files of this machine only, and never ask a scheduler. The shell does not quote what
-they offer, so they offer only plain words.
+It reads files of this machine only, and never asks a scheduler. The shell does not quote what is
+offered, so only plain words are.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import click
@@ -17,15 +16,10 @@ NEWEST_JOBS: Final = 20  # each is a small file to read
 _PLAIN: Final = r"[A-Za-z0-9_][A-Za-z0-9_.+/=-]*\Z"
 
 
-def files(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Have the shell offer files."""
-    return [CompletionItem(incomplete, type="file")]
-
-
 def jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Offer ids and names of the newest jobs, or files once a path is typed."""
     if "/" in incomplete or incomplete.startswith((".", "~")):
-        return files(ctx, param, incomplete)
+        return click.Path().shell_complete(ctx, param, incomplete)
     from clusterrun.rundir.record import list_records
     from clusterrun.verbs.find import places_of_runs
 
@@ -33,15 +27,6 @@ def jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Co
     found = list_records(own, NEWEST_JOBS)
     found = found or [each for place in others for each in list_records(place, 1)]
     started = [each for each in found if each.job_id]
-    words = [*(each.job_id for each in started), *(each.name for each in started)]
-    return _matching(words, incomplete)
-
-
-def one_of(words: Sequence[str]) -> Callable[..., list[CompletionItem]]:
-    """Return what offers these words."""
-    return lambda _, __, incomplete: _matching(words, incomplete)
-
-
-def _matching(offered: Iterable[str], incomplete: str) -> list[CompletionItem]:
-    found = dict.fromkeys(word for word in offered if word.startswith(incomplete))
-    return [CompletionItem(word) for word in found if re.match(_PLAIN, word)]
+    words = dict.fromkeys((*(each.job_id for each in started), *(each.name for each in started)))
+    offered = (word for word in words if word.startswith(incomplete) and re.match(_PLAIN, word))
+    return [CompletionItem(word) for word in offered]

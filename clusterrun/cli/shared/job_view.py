@@ -9,7 +9,7 @@ import os
 import shlex
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from clusterrun.backends.evidence import (
@@ -23,19 +23,16 @@ from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared import output
 from clusterrun.diagnosis.kinds import Certainty
 from clusterrun.errors import UsageError
-from clusterrun.rundir.events import Phase, Startup
+from clusterrun.rundir.events import Phase
 from clusterrun.rundir.outcome import Cause, Outcome, ShortVerdict
 from clusterrun.rundir.record import JobRecord, list_records
-from clusterrun.rundir.usage import percent, share_text
+from clusterrun.rundir.usage import Sample, percent, share_text
 from clusterrun.shared.durations import clock
 from clusterrun.shared.hostlist import fold_hosts, fold_ranks, named, parse_hostlist
 from clusterrun.shared.state import JobState
 from clusterrun.shared.wording import count
 from clusterrun.verbs.find import FORWARDED, is_elsewhere, locate, refuse_elsewhere
 
-BRIEF_LETTERS = 100
-SECONDS_A_DAY = 86400
-SHOWN_LETTERS = 200
 _TRACEBACK = "Traceback (most recent call last):"
 
 
@@ -55,12 +52,12 @@ def locate_announced(job: str | None) -> JobRecord:
     """Find a job as `find_announced` does, wherever its run directory is."""
     record = locate(job)
     if job is None and not FORWARDED:
-        where = os.path.relpath(record.runs_dir.root)
+        where = os.path.relpath(record.paths.runs_dir.root)
         output.say(f"using job {record.job_id} ({record.name}, newest run in {where})")
     if job is None or job in FORWARDED:  # the machine that forwarded it has announced it
         return record
     is_name = job == record.name and job not in record.job_ids
-    namesakes = list_records(record.runs_dir, 2, name=job) if is_name else ()
+    namesakes = list_records(record.paths.runs_dir, 2, name=job) if is_name else ()
     newest = ", newest of its name" if len(namesakes) > 1 else ""
     place = f" of {record.workdir}" if not os.path.exists(job) and is_elsewhere(record) else ""
     if newest or place:
@@ -133,11 +130,11 @@ def verdict_line(verdict: ShortVerdict) -> str:
 
 def brief(text: str) -> str:
     """Return the first line of a text, cut if it is long for a table."""
-    return cut((text.splitlines() or [""])[0], BRIEF_LETTERS)
+    return cut((text.splitlines() or [""])[0], 100)
 
 
-def cut(text: str, most: int = SHOWN_LETTERS) -> str:
-    """Return what is shown of a line, cut between words."""
+def cut(text: str, most: int = 200) -> str:
+    """Return what is shown of a line: `most` letters, cut between words."""
     head = text[: most + 1].rpartition(" ")[0] or text[:most]
     return text if len(text) <= most else f"{head} …"
 
@@ -168,7 +165,7 @@ def nodelist(job: JobStatus) -> str:
 def local_time(epoch_s: float) -> str:
     """Write a moment in local time, without the day if it is less than half a day away."""
     then = datetime.fromtimestamp(epoch_s)
-    is_near = abs((then - datetime.now()).total_seconds()) < SECONDS_A_DAY / 2
+    is_near = abs(then - datetime.now()) < timedelta(hours=12)
     return f"{then:%H:%M}" if is_near else f"{then:%Y-%m-%d %H:%M}"
 
 
@@ -203,15 +200,12 @@ def fact_text(fact: Fact) -> str:
     return f"{asked} requested, {where} offers at most {fact.limit}"
 
 
-def sooner(job: JobStatus) -> list[str]:
-    """Return what may start sooner, each with its command; at the end, how to drop this job."""
+def sooner(job: JobStatus) -> Iterator[str]:
+    """Yield what may start sooner, each with its command; at the end, how to drop this job."""
     changes = job.outlook.sooner if job.outlook else ()
-    lines = [f"{_why(change)}: {command(change, job)}" for change in changes]
-    if lines and not job.has_checkpoint:
-        lines.append(
-            f"that starts a new run; to drop this job: clusterrun cancel {job.record.job_id}"
-        )
-    return lines
+    yield from (f"{_why(change)}: {command(change, job)}" for change in changes)
+    if changes and not job.has_checkpoint:
+        yield f"that starts a new run; to drop this job: clusterrun cancel {job.record.job_id}"
 
 
 def _why(change: Sooner) -> str:
@@ -422,7 +416,7 @@ def job_object(job: JobStatus) -> dict[str, Any]:
         "engine": job.engine or None,
         "submitted": timestamp(record.submitted_at),
         "progress": _progress(job),
-        "usage": usage_object(job),
+        "usage": [_usage(node, sample) for node, sample in job.usage.items()],
         "attempts": [attempt_object(attempt) for attempt in job.attempts],
     }
 
@@ -430,9 +424,7 @@ def job_object(job: JobStatus) -> dict[str, Any]:
 def _progress(job: JobStatus) -> dict[str, Any]:
     progress, left_s, silent_s = job.progress, eta_s(job), output_age_s(job.progress)
     return {
-        "step": progress.step,
-        "total": progress.total,
-        "rate_per_s": progress.rate_per_s,
+        **{name: getattr(progress, name) for name in ("step", "total", "rate_per_s")},
         "eta_s": None if left_s is None else round(left_s, 1),
         "source": None if progress.step is None else progress.source.value,
         "bar": progress.bar or None,
@@ -444,30 +436,28 @@ def _progress(job: JobStatus) -> dict[str, Any]:
 
 def end_object(job: JobStatus) -> dict[str, Any]:
     """Describe how a job ended."""
+    failure = job.failure
+    verdict = failure.verdict if failure else None
     return {
         "state": job.state.value,
         "exit": {"code": job.exit_code, "signal": job.exit_signal},
-        "verdict": _failure(job.failure) if job.failure else None,
-    }
-
-
-def _failure(failure: Outcome) -> dict[str, Any]:
-    verdict = failure.verdict
-    return {
-        "rank": failure.rank,
-        "node": failure.node or None,
-        "code": failure.code,
-        "signal": failure.signal or None,
-        "message": failure.message or failure.reason,
-        "class": verdict.cause if verdict else None,
-        "means": verdict.means if verdict else None,
-        "status": verdict.status.value if verdict else None,
+        "verdict": failure
+        and {
+            "rank": failure.rank,
+            "node": failure.node or None,
+            "code": failure.code,
+            "signal": failure.signal or None,
+            "message": failure.message or failure.reason,
+            "class": verdict.cause if verdict else None,
+            "means": verdict.means if verdict else None,
+            "status": verdict.status.value if verdict else None,
+        },
     }
 
 
 def attempt_object(attempt: AttemptSummary) -> dict[str, Any]:
     """Describe an attempt for JSON; null is unknown."""
-    outcome = attempt.outcome
+    outcome, startup = attempt.outcome, attempt.startup
     timed = outcome if outcome and outcome.started_at else None
     told = ("job_id", "code", "cause", "reason", "step", "checkpoint", "next", "why", "rule")
     return {
@@ -480,37 +470,25 @@ def attempt_object(attempt: AttemptSummary) -> dict[str, Any]:
         "lost_steps": attempt.lost_steps,
         "lost_s": None if attempt.lost_s is None else round(attempt.lost_s, 3),
         "exclude": outcome.exclude if outcome else (),
-        "startup": startup_object(attempt.startup),
+        "startup": startup
+        and {
+            "is_restart": startup.is_restart,
+            "total_s": round(startup.total_s, 3),
+            "phases": [{"phase": x.value, "seconds": round(s, 3)} for x, s in startup.phases],
+        },
     }
 
 
-def usage_object(job: JobStatus) -> list[dict[str, Any]]:
-    """Describe what is used on each node for JSON; null is unknown."""
-    data = []
-    for node, sample in job.usage.items():
-        told = {**vars(sample), "ranks": {str(rank): used for rank, used in sample.ranks}}
-        told["gpus"] = [vars(gpu) for gpu in sample.gpus]
-        told["alerts"] = [
-            {"kind": each.kind.value, "gpu": each.gpu, "since": timestamp(each.at)}
-            for each in sample.alerts
-        ]
-        del told["attempt"]
-        age_s = round(max(0.0, time.time() - told.pop("at")), 1)
-        data.append({"node": node, "sampled": timestamp(sample.at), "age_s": age_s, **told})
-    return data
-
-
-def startup_object(startup: Startup | None) -> dict[str, Any] | None:
-    """Describe a start for JSON; null is unknown."""
-    if startup is None:
-        return None
-    return {
-        "is_restart": startup.is_restart,
-        "total_s": round(startup.total_s, 3),
-        "phases": [
-            {"phase": phase.value, "seconds": round(taken, 3)} for phase, taken in startup.phases
-        ],
-    }
+def _usage(node: str, sample: Sample) -> dict[str, Any]:
+    told = {**vars(sample), "ranks": {str(rank): used for rank, used in sample.ranks}}
+    told["gpus"] = [vars(gpu) for gpu in sample.gpus]
+    told["alerts"] = [
+        {"kind": each.kind.value, "gpu": each.gpu, "since": timestamp(each.at)}
+        for each in sample.alerts
+    ]
+    del told["attempt"]
+    age_s = round(max(0.0, time.time() - told.pop("at")), 1)
+    return {"node": node, "sampled": timestamp(sample.at), "age_s": age_s, **told}
 
 
 def outlook_object(job: JobStatus) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
 import click
 from click.core import ParameterSource
 
-from clusterrun.cli.shared import complete, output, spellings
+from clusterrun.cli.shared import output, spellings
 from clusterrun.cli.shared.help import HEADINGS, OF_A_JOB, GroupedCommand, GroupedOption, under
 from clusterrun.cli.shared.output import CONFIRM_ABOVE_NODES
 from clusterrun.config.fields import Field, Kind
@@ -57,20 +57,15 @@ class JobOptions(NamedTuple):
         """
         from clusterrun.verbs.render import load_spec
 
-        resolved = load_spec(
-            self.flags,
-            config_file=self.config_file,
-            profile=self.profile,
-            overrides=self.overrides,
-        )
+        given = self._asdict()
+        notes = given.pop("notes")
+        resolved = load_spec(**given)
         if output.session.verbose:
             output.detail("files", ", ".join(resolved.files) or "none")
             output.detail("profile", resolved.profile or "none")
-            rows = [row for row in resolved.rows() if row.origin != str(BUILT_IN)]
-            for index, row in enumerate(rows):
-                text = f"{row.key}: {row.text}  ({row.origin})"
-                output.detail("" if index else "settings", text)
-        return resolved._replace(notes=(*self.notes, *resolved.notes))
+            rows = (row for row in resolved.rows() if row.origin != str(BUILT_IN))
+            output.detail("settings", *(f"{x.key}: {x.text}  ({x.origin})" for x in rows))
+        return resolved._replace(notes=(*notes, *resolved.notes))
 
 
 submission_option: Final = under(HEADINGS["submission"])
@@ -106,7 +101,7 @@ def _explain(ctx: click.Context, _: click.Parameter, name: str | None) -> None:
 explain_option = click.option(
     "--explain",
     metavar="ID",
-    help="explain what was printed, as the command explain does",
+    help="explain a cause, check or rule, as clusterrun explain does",
     callback=_explain,
     is_eager=True,
     expose_value=False,
@@ -228,7 +223,7 @@ def _field_option(declared: Field) -> Callable[[Any], Any]:
         "common": declared.is_common,
         "default": None,
         "help": declared.help,
-        "shell_complete": complete.one_of(words) if words else None,
+        "shell_complete": click.Choice(words).shell_complete if words else None,
     }
     if is_wide:
         what, mark, default = declared.help.partition("  [")
@@ -249,7 +244,7 @@ _SCRIPT_ARGUMENT: Final = click.argument(
     metavar="[SCRIPT] [ARGS]...",
     nargs=-1,
     type=click.UNPROCESSED,
-    shell_complete=complete.files,
+    shell_complete=click.Path().shell_complete,
 )
 _config_option: Final = under(HEADINGS["config"])
 _FILE_OPTIONS: Final = (
@@ -288,13 +283,8 @@ def _collect(ctx: click.Context, kwargs: dict[str, Any], fields: Sequence[Field]
     flags.update(_entry(words, has_module="module" in flags))
     if _REPLACED in ctx.meta:
         flags["args"] = Given(value=ctx.meta[_REPLACED])
-    return JobOptions(
-        flags=flags,
-        config_file=kwargs.pop("config_file", None),
-        profile=kwargs.pop("profile", None),
-        overrides=kwargs.pop("overrides"),
-        notes=notes,
-    )
+    config_file, profile = (kwargs.pop(name, None) for name in ("config_file", "profile"))
+    return JobOptions(flags, config_file, profile, kwargs.pop("overrides"), notes)
 
 
 def _checked(ctx: click.Context, words: Sequence[str], module: Given | None) -> tuple[str, ...]:

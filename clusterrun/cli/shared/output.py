@@ -188,10 +188,11 @@ def warn(text: str, *, notes: Iterable[str] = ()) -> None:
         say(f"  note: {line}")
 
 
-def detail(label: str, text: str) -> None:
-    """Print one indented line of a summary on stderr; not with --quiet."""
-    if not session.quiet:
+def detail(label: str, *texts: str) -> None:
+    """Print texts of a summary on stderr, each on a line below the first; not with --quiet."""
+    for text in texts if not session.quiet else ():
         say(f"  {label:<10} {text}", indent=13)
+        label = ""
 
 
 def answer_json(data: Mapping[str, Any]) -> None:
@@ -209,10 +210,8 @@ def answer_table(
     """
     table, width = [head, *rows], width_of(sys.stdout)
     if spare and width is not None:
-        plain = [
-            [strip_controls(" ".join(x.split()), keep_colours=False) for x in r] for r in table
-        ]
-        table = [*fitted(plain, width, spare)]
+        safe = [[strip_controls(" ".join(x.split()), keep_colours=False) for x in r] for r in table]
+        table = [*fitted(safe, width, spare)]
     widths = [max(map(cells, column)) for column in zip(*table, strict=True)]
     for row in table:
         pairs = zip(row, widths, strict=True)
@@ -363,5 +362,4 @@ def fitted(
     widths = [max(map(cells, column)) for column in columns]
     while sum(widths) + 2 * len(widths) - 2 > width and max(widths) > _SHORTEST:
         widths[widths.index(max(widths))] -= 1
-    rows = zip(*columns, strict=True)
-    return [tuple(map(shortened, row, widths)) for row in rows]
+    return [tuple(map(shortened, row, widths)) for row in zip(*columns, strict=True)]

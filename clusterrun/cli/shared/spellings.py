@@ -54,7 +54,7 @@ def no_option(error: click.NoSuchOption, words: Sequence[str]) -> UsageError:
     ctx = error.ctx
     verb = (ctx.info_name or "") if ctx else ""
     flag = error.option_name.replace("_", "-")
-    at = next((n for n, word in enumerate(words) if _names(word, flag)), len(words))
+    at = next((n for n, word in enumerate(words) if flag in (_name(word), word[:2])), len(words))
     value = _value(words, at, flag)
     typed = words[at].partition("=")[0] if at < len(words) and flag.startswith("--") else flag
     known = [name for each in ctx.command.params for name in each.opts] if ctx else []
@@ -117,13 +117,6 @@ def _entry(section: str, *flags: str) -> Iterator[str]:
     for names, hint in _table().get(section, {}).items():
         if not {*flags}.isdisjoint(names.split()):
             yield hint
-
-
-def _names(word: str, flag: str) -> bool:
-    name = word.partition("=")[0]
-    if flag.startswith("--"):
-        return name.startswith("--") and f"--{normalized(name[2:])}" == flag
-    return word.startswith(flag) and not word.startswith("--")
 
 
 def _value(words: Sequence[str], at: int, flag: str) -> str:
@@ -311,8 +304,8 @@ def refuse_misplaced(
             noted.append(typed)
             unsure += places
     if refused:
-        moved = sorted(moved + unsure)
-        raise _refusal([ctx.command_path, *before], entry, args, moved, refused, is_module)
+        what, moved = " and ".join(dict.fromkeys(refused)), sorted(moved + unsure)
+        raise _refusal([ctx.command_path, *before], entry, args, moved, what, is_module)
     where = "comes after the script and goes to it; put clusterrun's options before the script"
     return tuple(f"{name} {where}" for name in dict.fromkeys(noted))
 
@@ -329,12 +322,7 @@ def _typed(word: str) -> str:
 
 
 def _refusal(
-    first: list[str],
-    entry: str,
-    args: Sequence[str],
-    moved: Sequence[int],
-    refused: Sequence[str],
-    is_module: bool,
+    first: list[str], entry: str, args: Sequence[str], moved: list[int], what: str, is_module: bool
 ) -> UsageError:
     rest = [word for at, word in enumerate(args) if at not in moved]
     after = ["--"] * bool(rest) if is_module else [entry]
@@ -342,8 +330,7 @@ def _refusal(
     right = shlex.join([*first[1:], *own, *after, *rest])
     passed = shlex.join([*first[1:], *([] if is_module else [entry]), "--", *args])
     return UsageError(
-        f"{' and '.join(dict.fromkeys(refused))} would go to the script, "
-        f"but {entry} has no such option",
+        f"{what} would go to the script, but {entry} has no such option",
         hint=(
             f"put clusterrun's options before the script: {first[0]} {right}",
             f"to pass it to the script: {first[0]} {passed}",

@@ -23,13 +23,11 @@ if TYPE_CHECKING:
 
 Warnings = list[dict[str, str]]
 
+_FEW_NODES: Final = 2  # hardly a partition has fewer: Slurm is not asked whether they can start
 _PRECISIONS: Final = {
     "head": "bf16 or fp16, depending on the GPUs of the first node",
     "file": "from your configuration file",
 }
-
-
-_FEW_NODES: Final = 2  # hardly a partition has fewer: Slurm is not asked whether they can start
 
 # Before it
 
@@ -37,24 +35,17 @@ _FEW_NODES: Final = 2  # hardly a partition has fewer: Slurm is not asked whethe
 def print_notes(prepared: Prepared) -> Warnings:
     """Print, and return for JSON, a job's notes and the SBATCH_* variables that it does not use."""
     script = prepared.resolved.spec.script or prepared.resolved.spec.module or ""
-    pitfalls = [
-        (found.id, f"{place(found, script)}: {found.text}; {found.fix}")
-        for found in prepared.pitfalls
-    ]
-    for text in (*prepared.notes, *(words for _, words in pitfalls)):
+    notes = [("note", text) for text in prepared.notes]
+    notes += [(x.id, f"{place(x, script)}: {x.text}; {x.fix}") for x in prepared.pitfalls]
+    for _, text in notes:
         output.note(text)
-    removed = warn_of_sbatch_variables(prepared)
-    return [
-        *({"code": "note", "message": text} for text in prepared.notes),
-        *({"code": code, "message": text} for code, text in pitfalls),
-        *({"code": "sbatch_env_removed", "message": text} for text in removed),
-    ]
+    notes += [("sbatch_env_removed", text) for text in warn_of_sbatch_variables(prepared)]
+    return [{"code": code, "message": text} for code, text in notes]
 
 
 def warn_of_sbatch_variables(prepared: Prepared) -> list[str]:
     """Print, and return, the SBATCH_* variables that would override a job's options."""
-    is_slurm = prepared.plan.cluster.scheduler.reads_sbatch
-    items = sorted(os.environ.items()) if is_slurm else ()
+    items = sorted(os.environ.items()) if prepared.plan.cluster.scheduler.reads_sbatch else ()
     removed = [f"{name}={value}" for name, value in items if name.startswith(SBATCH)]
     if removed:
         note = "clusterrun removes it for this submission; pass the option itself instead"
@@ -186,4 +177,4 @@ def submission_object(
 
 def changes_object(changed: Changed) -> dict[str, Any]:
     """Describe the settings that differ, and the nodes that are excluded."""
-    return {"changes": [vars(c) for c in changed.changes], "excluded": list(changed.excluded)}
+    return {"changes": [x._asdict() for x in changed.changes], "excluded": changed.excluded}

@@ -18,9 +18,9 @@ CLOCK_S: Final = 5.0
 @check(
     _NAME,
     CheckPage(
-        looks_at="the clock of this machine against that of the file server of the runs",
+        looks_at="this machine's clock, compared with that of the file server of the runs",
         notes=f"the clocks differ by more than {CLOCK_S:g} s",
-        why="The times of files and logs mislead. If clocks differ by minutes, Munge refuses "
+        why="Times of files and logs are misleading. If clocks differ by minutes, Munge refuses "
         "Slurm's messages.",
         fix=(
             "compare it: chronyc tracking, or timedatectl",
@@ -32,7 +32,7 @@ def clock(needs: Needs) -> Finding:
     """Set a file to the server's time, and read it. Raises OSError."""
     place = existing(needs.runs)
     if file_system(place) in {*LOCAL, ""}:
-        return skip(_NAME, f"{place} is on no file server")
+        return skip(_NAME, f"{place} is not on a file server")
     before = time.time()
     with tempfile.TemporaryFile(dir=place) as file:
         os.utime(file.fileno())  # to the server's time

@@ -17,7 +17,7 @@ from clusterrun.node.agent.launcher import LauncherResult, NodeLauncher, launche
 from clusterrun.node.base.causes import Cause, Ending, Failure, NodeError, NodeExit, cancelled
 from clusterrun.node.base.identity import Attempt
 from clusterrun.node.base.processes import how_ended, kill_descendants, reap_adopted
-from clusterrun.node.base.tasks import SharedDisk, guarded
+from clusterrun.node.base.tasks import SharedDisk, guarded, task_error
 from clusterrun.node.forge.handle import Forge
 from clusterrun.node.forward.forward import Forwarder, pack
 from clusterrun.node.forward.spool import Spool
@@ -113,7 +113,9 @@ class Agent:
             self._notes.close()
 
     async def _run(self) -> int:
-        asyncio.get_running_loop().set_exception_handler(self._journal.task_failed)
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, context: self._journal.say(task_error(context), tell=True)
+        )
         self._journal.event("started", **self._about())
         self._link = Member(
             self._who,
@@ -180,12 +182,7 @@ class Agent:
             self._attempt, parameters, self._spool, self._forge, self._journal.say_not_forked
         )
         self._notes.launching()
-        sampler = Sampler(
-            attempt=self._attempt,
-            gpus=self._notes.gpus,
-            pids=lambda: self._ranks.pids,
-            journal=self._journal,
-        )
+        sampler = Sampler(self._attempt, self._notes.gpus, lambda: self._ranks.pids, self._journal)
         self._launcher.start()
         sampler.start()
         self._is_running = True
@@ -263,10 +260,10 @@ class Agent:
         self._ranks.settle_by_launcher(result.failures)
         if self._ranks.have_failed:
             return
-        known, planned = self._ranks.known, self._plan.procs_per_node
+        known, planned = len(self._spool.ranks()), self._plan.procs_per_node
         is_short = self._plan.world_contract and known < planned
         if result.code == 0 and not is_short:
-            self._link.report_done(has_left=self._page.has_left)
+            self._link.tell("done", has_left=self._page.has_left)
             return
         when = f" after {known} of {planned} ranks had started" if is_short else ""
         how = f"the launcher {how_ended(result.code)}{when}"
@@ -324,9 +321,7 @@ class Agent:
         have_had_time = bool(warned) and warned.issuperset(self._ranks.pids.values())
         is_shielded = all(map(self._page.is_shielded, self._page.ranks))
         grace_s = WARNED_GRACE_S if have_had_time else GRACE_S
-        if is_shielded:
-            grace_s = SHIELDED_GRACE_S
-        deadline = time.monotonic() + grace_s
+        deadline = time.monotonic() + (SHIELDED_GRACE_S if is_shielded else grace_s)
         self._launcher.revoke()
         if not self._is_over():
             self._ranks.terminate(besides=warned)
@@ -337,8 +332,7 @@ class Agent:
 
     def _kill(self) -> None:
         """Kill all descendants of this process but the forge, which serves the next attempt."""
-        spared = [self._forge.pid] if self._forge else []
-        left = kill_descendants(self.unawaited, spared=spared)
+        left = kill_descendants(self.unawaited, spared=[self._forge.pid] if self._forge else ())
         result = self._launcher.result()
         self._ranks.look()
         self._ranks.settle_by_launcher(result.failures if result else [])
@@ -347,9 +341,8 @@ class Agent:
             self._journal.say(text)
         if left:
             self._is_stuck = True
-            self._journal.say(
-                f"processes {left} cannot be killed; they may be blocked in the kernel", tell=True
-            )
+            text = f"processes {left} cannot be killed; they may be blocked in the kernel"
+            self._journal.say(text, tell=True)
 
     def _is_over(self) -> bool:
         """Return whether no rank is left; the launcher may still be running."""
@@ -372,7 +365,7 @@ class Agent:
     async def _leave(self, ending: Ending) -> int:
         """Write the rest of the log and wait for the next attempt; return its number, 0 to exit."""
         self._is_running, self._is_resting, self.was_warned = False, True, False
-        self._link.report_done(has_left=self._page.has_left)
+        self._link.tell("done", has_left=self._page.has_left)
         is_drained = await asyncio.to_thread(self._journal.finish, DRAIN_S)
         may_rest = self.may_rest and not self._plan.cluster.scheduler.has_hosts
         is_fit = may_rest and not (self._is_stuck or self.was_signalled)

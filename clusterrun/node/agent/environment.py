@@ -11,7 +11,8 @@ from clusterrun.config.choices import Device
 from clusterrun.launch.environment import spellings
 from clusterrun.launch.plan import LOOPBACK, Precision
 from clusterrun.node.base.identity import Attempt
-from clusterrun.node.base.processes import allocated_cpus, openmp
+from clusterrun.node.base.processes import openmp
+from clusterrun.node.forge.ranks import python_path
 from clusterrun.node.forward.spool import FLIGHT, NCCL, Spool
 from clusterrun.node.link.connection import LaunchParameters
 from clusterrun.shared.given import noting_changes
@@ -40,9 +41,7 @@ def rank_environment(
     }
     # The node's CPUs are divided among its ranks unless env.sh did; a login shell's value goes.
     names = [variable.name for variable in plan.env]
-    nodes = len(who.nodes) if who.is_local else 1
-    cpus = allocated_cpus(os.environ)
-    threads = openmp(names, cpus, ranks=plan.procs_per_node, simulated_nodes=nodes)
+    threads = openmp(names, ranks=plan.procs_per_node, nodes=len(who.nodes))
     needs_gloo = plan.strategy.is_deepspeed and plan.device is Device.CPU
     required = {
         **threads,
@@ -77,8 +76,7 @@ def rank_environment(
 def _sockets(attempt: Attempt, parameters: LaunchParameters) -> dict[str, str]:
     """Set the interface of gloo and NCCL to the link's."""
     planned = attempt.plan.network_interface
-    interface = planned or parameters.interface
-    if not interface:
+    if not (interface := planned or parameters.interface):
         return {}
     if len(attempt.who.nodes) == 1 and parameters.address == LOOPBACK and not planned:
         return {"GLOO_SOCKET_IFNAME": interface}  # NCCL needs no interface within one node
@@ -147,7 +145,7 @@ def portable(
         if source and env[source] == value:
             found[name] = _COPY + source
             continue
-        parts, own = value.split(":"), _own_path(env) if name == "PYTHONPATH" else []
+        parts, own = value.split(":"), python_path(env) if name == "PYTHONPATH" else []
         if own and parts[: len(own)] == own:
             parts[: len(own)] = [_PATH]
         parts = [_WORKDIR if part == workdir else part for part in parts]
@@ -167,11 +165,7 @@ def restored(
             continue
         parts = value.split(":")
         if name == "PYTHONPATH" and parts[0] == _PATH:
-            parts[:1] = _own_path(env)
+            parts[:1] = python_path(env)
         text = ":".join(workdir if part == _WORKDIR else part for part in parts)
         found[name] = text.replace(_RUN_DIR, str(root))
     return found
-
-
-def _own_path(env: Mapping[str, str]) -> list[str]:
-    return [part for part in env.get("PYTHONPATH", "").split(":") if part]

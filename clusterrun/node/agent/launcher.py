@@ -10,8 +10,7 @@ import subprocess
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from clusterrun.config.choices import Launcher
 from clusterrun.errors import MESSAGE_LETTERS
@@ -33,13 +32,12 @@ from clusterrun.shared.own_modules import WORKER_MODULE, module_argv
 NOT_FORKED = "the ranks start {}, not as forks"
 
 
-@dataclass(frozen=True, kw_only=True)
-class LauncherResult:
+class LauncherResult(NamedTuple):
     """How the launcher ended: its exit status (negative: a signal) and the ranks that failed."""
 
+    last_line: str
     code: int = 1
     failures: Sequence[dict[str, Any]] = ()
-    last_line: str
     was_started: bool = True
 
 
@@ -293,11 +291,9 @@ async def launch_variables(
     asked = LaunchParameters(
         address=LOOPBACK,
         port=1,  # accelerate checks that nothing listens there
-        interface="",
         precision=Precision.BF16.value if precision is Precision.HEAD else precision.value,
     )
-    kept = ("--log_dir", str(spool.launcher_dir))
-    words = (*kept, *launch_arguments(attempt, asked))
+    words = ("--log_dir", str(spool.launcher_dir), *launch_arguments(attempt, asked))
     env = rank_environment(os.environ, attempt, asked, spool.root)
     found, why = await forge.variables(env, words)
     return portable(found, env, attempt.paths.root, os.getcwd()), why
@@ -345,6 +341,5 @@ def launcher_of(
             forge.close("accelerate launch starts the ranks")
         return AccelerateLauncher(launch_arguments(attempt, parameters), env, spool)
     spool.launcher_dir.mkdir(mode=0o700, exist_ok=True)  # for torch's error files
-    is_asked = plan.launcher is Launcher.FORGE
-    told = say if is_asked else lambda _: None
+    told = say if plan.launcher is Launcher.FORGE else lambda _: None
     return RankLauncher(attempt, parameters, env, spool, forge, told)

@@ -93,6 +93,7 @@ class Post:
     def __init__(self, place: Place) -> None:
         self.place, started = place, begun()
         self.clock, self.forge = Clock(), Forge(started) if started else None
+        self.spared = [self.forge.pid] if self.forge else []
         self.may_rest = not has_children(self.spared)
         self._agent: Agent | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -101,11 +102,6 @@ class Post:
             signal.signal(number, partial(self._heard, Agent.end))
         for number in WARNINGS:
             signal.signal(number, partial(self._heard, Agent.warn))
-
-    @property
-    def spared(self) -> list[int]:
-        """The processes that last."""
-        return [self.forge.pid] if self.forge else []
 
     async def run(self, agent: Agent) -> int:
         """Run an agent, and pass signals to it, with those that came between two attempts."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from clusterrun.errors import ClusterrunError
 from clusterrun.launch.plan import Plan
@@ -12,8 +12,7 @@ from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared.hostlist import parse_hostlist
 
 
-@dataclass(frozen=True, kw_only=True)
-class Identity:
+class Identity(NamedTuple):
     """One node of one job; `nodes` is in rank order. The conductor runs on `conductor`."""
 
     job_id: str
@@ -21,7 +20,6 @@ class Identity:
     node_rank: int
     nodes: tuple[str, ...]
     conductor: str
-    is_local: bool = False
 
     @property
     def is_first(self) -> bool:
@@ -29,8 +27,7 @@ class Identity:
         return self.node_rank == 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Attempt:
+class Attempt(NamedTuple):
     """One node's part of one attempt of a run."""
 
     plan: Plan
@@ -47,29 +44,19 @@ def identity(env: Mapping[str, str], nodes: int) -> Identity:
     """
     if "CLUSTERRUN_LOCAL_NODE_RANK" in env:
         rank = _number(env, "CLUSTERRUN_LOCAL_NODE_RANK")
-        return Identity(
-            job_id=env.get("CLUSTERRUN_LOCAL_JOB_ID", "L0"),
-            node=local_node(rank),
-            node_rank=rank,
-            nodes=tuple(map(local_node, range(nodes))),
-            conductor=local_node(0),
-            is_local=True,
-        )
-    if "CLUSTERRUN_HOSTS_NODE_RANK" in env:
+        names = tuple(map(local_node, range(nodes)))
+        job_id = env.get("CLUSTERRUN_LOCAL_JOB_ID", "L0")
+    elif "CLUSTERRUN_HOSTS_NODE_RANK" in env:
         rank = _number(env, "CLUSTERRUN_HOSTS_NODE_RANK")
         names = tuple(env["CLUSTERRUN_HOSTS_NODES"].split(","))
-        return Identity(
-            job_id=env["CLUSTERRUN_HOSTS_JOB_ID"],
-            node=names[rank],
-            node_rank=rank,
-            nodes=names,
-            conductor=names[0],
-        )
-    if "SLURM_JOB_ID" in env:
+        job_id = env["CLUSTERRUN_HOSTS_JOB_ID"]
+    elif "SLURM_JOB_ID" in env:
         return _slurm(env, nodes)
-    raise NodeError(
-        NodeExit.RENDEZVOUS_FAILED,
-        "this is not a task of a job: neither SLURM_JOB_ID nor CLUSTERRUN_LOCAL_NODE_RANK is set",
+    else:
+        why = "neither SLURM_JOB_ID nor CLUSTERRUN_LOCAL_NODE_RANK is set"
+        raise NodeError(NodeExit.RENDEZVOUS_FAILED, f"this is not a task of a job: {why}")
+    return Identity(
+        job_id=job_id, node=names[rank], node_rank=rank, nodes=names, conductor=names[0]
     )
 
 
@@ -104,8 +91,7 @@ def _nodes(text: str) -> tuple[str, ...]:
 
 
 def _number(env: Mapping[str, str], name: str) -> int:
-    text = env.get(name, "")
-    if not text.isdigit():
+    if not (text := env.get(name, "")).isdigit():
         shown = repr(text) if text else "not set"
         raise NodeError(NodeExit.RENDEZVOUS_FAILED, f"{name} is {shown}, not a number")
     return int(text)

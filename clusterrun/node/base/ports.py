@@ -1,4 +1,4 @@
-"""Choose ports that differ between jobs on one node, and find the interface of an address."""
+"""Choose ports that differ between jobs on one node, try others; find an address's interface."""
 
 from __future__ import annotations
 
@@ -51,6 +51,15 @@ def free_port(ports: tuple[int, ...]) -> int:
         except OSError as error:
             last = error
     raise last
+
+
+def why_closed(address: str, port: int, within_s: float) -> str:
+    """Return why a port of another machine is not reached; "" if it is."""
+    try:
+        socket.create_connection((address, port), within_s).close()
+    except OSError as error:
+        return error.strerror or str(error) or "no answer"
+    return ""
 
 
 def own_addresses() -> list[str]:

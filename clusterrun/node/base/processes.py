@@ -11,7 +11,6 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import NoReturn
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -32,13 +31,14 @@ def die_with_parent(parent: int) -> None:
         os._exit(128 + signal.SIGKILL)
 
 
-def wait_status(pid: int) -> int | None:
-    """Return the wait status of a process that has ended and is not yet reaped, else None.
+def exit_code(pid: int) -> int | None:
+    """Return how a process exited that is not yet reaped, None if it has not; negative: a signal.
 
-    It is the last field of /proc/<pid>/stat, which the same user can read (proc(5)).
+    The wait status is the last field of /proc/<pid>/stat, which the same user can read (proc(5)).
     """
     fields = stat_fields(pid)
-    return int(fields[_EXIT_CODE]) if len(fields) > _EXIT_CODE and fields[_STATE] == "Z" else None
+    has_ended = len(fields) > _EXIT_CODE and fields[_STATE] == "Z"
+    return os.waitstatus_to_exitcode(int(fields[_EXIT_CODE])) if has_ended else None
 
 
 def open_pidfd(pid: int) -> int:
@@ -62,17 +62,10 @@ def is_running(pid: int) -> bool:
 
 def stat_fields(pid: int) -> list[str]:
     """Return what /proc/<pid>/stat has after the process's name; [] if it is gone."""
-    try:
+    with contextlib.suppress(OSError):
         text = Path(f"/proc/{pid}/stat").read_bytes().decode(errors="replace")
-    except OSError:
-        return []
-    return text.rpartition(")")[2].split()
-
-
-def exit_and_signal(status: int) -> tuple[int, int]:
-    """Convert a wait status to (exit status as a shell reports it, signal or 0)."""
-    code = os.waitstatus_to_exitcode(status)
-    return (code, 0) if code >= 0 else (128 - code, -code)
+        return text.rpartition(")")[2].split()
+    return []
 
 
 def how_ended(code: int) -> str:
@@ -134,10 +127,9 @@ def _children(pid: int) -> list[int]:
 def _children_among_all(pid: int) -> list[int]:
     import psutil  # not in the forge, which needs little of this module
 
-    try:
+    with contextlib.suppress(psutil.NoSuchProcess):
         return [child.pid for child in psutil.Process(pid).children()]
-    except psutil.NoSuchProcess:
-        return []
+    return []
 
 
 def fork() -> int:
@@ -154,7 +146,12 @@ def fork_answer(work: Callable[[], str], timeout_s: float) -> str | None:
     """
     reader, writer = os.pipe()
     if not (child := fork()):
-        _work_in_fork(work, writer)
+        try:
+            signal.set_wakeup_fd(-1)  # the parent's
+            with open(writer, "wb") as answer:
+                answer.write(work().encode())
+        finally:
+            os._exit(0)
     os.close(writer)
     until, parts = time.monotonic() + timeout_s, list[bytes]()
     try:
@@ -167,15 +164,6 @@ def fork_answer(work: Callable[[], str], timeout_s: float) -> str | None:
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-
-
-def _work_in_fork(work: Callable[[], str], writer: int) -> NoReturn:
-    try:
-        signal.set_wakeup_fd(-1)  # the parent's
-        with open(writer, "wb") as pipe:
-            pipe.write(work().encode())
-    finally:
-        os._exit(0)
 
 
 def has_children(besides: Collection[int] = ()) -> bool:
@@ -202,11 +190,10 @@ def allocated_cpus(env: Mapping[str, str]) -> int:
     return min(int(text), allowed) if text.isdigit() and int(text) else allowed
 
 
-def openmp(
-    names: Collection[str], cpus: int, *, ranks: int, simulated_nodes: int = 1
-) -> dict[str, str]:
+def openmp(names: Collection[str], *, ranks: int, nodes: int) -> dict[str, str]:
     """Return the number of threads as OpenMP reads it; {} if it is among the job's variables."""
     if "OMP_NUM_THREADS" in names:
         return {}
     # The nodes that are simulated share one machine.
-    return {"OMP_NUM_THREADS": str(max(1, cpus // (ranks * simulated_nodes)))}
+    processes = ranks * (nodes if "CLUSTERRUN_LOCAL_NODE_RANK" in os.environ else 1)
+    return {"OMP_NUM_THREADS": str(max(1, allocated_cpus(os.environ) // processes))}

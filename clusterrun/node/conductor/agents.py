@@ -216,8 +216,7 @@ class Agents:
 
     async def _go_on(self, attempt: int) -> bool:
         """Have the agents that rest begin an attempt, if they all do."""
-        before = self._leader
-        if before is None or not before.head.is_whole:
+        if (before := self._leader) is None or not before.head.is_whole:
             return False
         self._lead(attempt)
         before.head.release(attempt)

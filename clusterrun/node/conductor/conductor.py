@@ -95,7 +95,7 @@ class Conductor:
             self.step.kill()
         self.agents.close()
         if finish.state is not None and not self.continues_elsewhere:
-            self._write_end(finish)
+            self._write_end(finish.state, finish.code)
             if not self.terminated:
                 self.host.stay_down()
         return finish.code
@@ -129,7 +129,7 @@ class Conductor:
                 self._release_step(decision.exclude)
             self._check()
             if decision.next is not Next.RELAUNCH and self.host.was_requeued():
-                self._leave("this job was requeued already, by its script or a person")
+                self._leave("this job was already requeued, by its script or by a user")
             if decision.next is Next.RELAUNCH:
                 self._relaunch(decision)
             elif decision.next is Next.STOP:
@@ -200,8 +200,7 @@ class Conductor:
             self._limit_time()
         elif self.time_is_short:
             write_request(self.paths.request(self.attempt), Reason.TIME_LIMIT)
-        if self.agents_rest:
-            self.agents_rest = self.agents.go_on(self.attempt)
+        self.agents_rest = self.agents_rest and self.agents.go_on(self.attempt)
         if not self.agents_rest:
             self._release_step(())
 
@@ -235,7 +234,7 @@ class Conductor:
         from clusterrun.node.recovery.conclude import conclude
 
         host = self.host
-        return conclude(self.paths.root, self.attempt, self.code, host.environ, host.unreachable)
+        return conclude(self.paths, self.attempt, self.code, host.environ, host.unreachable)
 
     def _decide(self) -> Decision:
         try:
@@ -291,9 +290,8 @@ class Conductor:
             return ELSEWHERE
         self.continues_elsewhere = False
         self._check()
-        say_on_stderr(
-            f"the run does not continue automatically; run 'clusterrun resume {self.host.job_id}'"
-        )
+        hint = f"run 'clusterrun resume {self.host.job_id}'"
+        say_on_stderr(f"the run does not continue automatically; {hint}")
         return Finish(state=decision.state, code=self.code)
 
     def _requeue(self) -> bool:
@@ -333,17 +331,14 @@ class Conductor:
         """Wait at most `seconds` for signals; handle them, then do what is due."""
         self.host.keep_alive()
         for number in self.hear(seconds):
-            self._handle(number)
+            if number in (signal.SIGTERM, signal.SIGINT):
+                self._terminate()
+            elif number in (signal.SIGUSR1, signal.SIGUSR2):
+                self._warn()
         for deed, at in list(self.due.items()):
             if self.clock() >= at:
                 del self.due[deed]
                 deed()
-
-    def _handle(self, number: int) -> None:
-        if number in (signal.SIGTERM, signal.SIGINT):
-            self._terminate()
-        elif number in (signal.SIGUSR1, signal.SIGUSR2):
-            self._warn()
 
     def _warn(self) -> None:
         """Have the ranks save and exit: the time limit is near, or a person requests it."""
@@ -414,12 +409,11 @@ class Conductor:
                     say_on_stderr(f"{error}; retrying for up to {ROOM_S / 60:.0f} minutes")
             pause(ROOM_POLL_S)
 
-    def _write_end(self, finish: Finish) -> None:
-        state = finish.state or JobState.FAILED
+    def _write_end(self, state: JobState, code: int) -> None:
         try:
             if self.host.is_witness:
-                write_end(self.paths, state, finish.code)
+                write_end(self.paths, state, code)
             else:
-                self._with_room(partial(write_end, self.paths, state, finish.code), is_last=True)
+                self._with_room(partial(write_end, self.paths, state, code), is_last=True)
         except OSError as error:
             say_on_stderr(f"cannot write {self.paths.end}: {error}")

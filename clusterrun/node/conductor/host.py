@@ -94,8 +94,7 @@ class Host(Protocol):
 
 
 NO_QUEUE = "this machine has no queue"
-_NAMES = ("TERM", "INT", "USR1", "USR2", "CHLD", "HUP")
-HEARD = tuple(signal.Signals[f"SIG{name}"] for name in _NAMES)
+HEARD = tuple(signal.Signals[f"SIG{n}"] for n in ("TERM", "INT", "USR1", "USR2", "CHLD", "HUP"))
 
 
 class Signals:

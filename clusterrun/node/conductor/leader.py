@@ -65,10 +65,9 @@ class Leader:
         self.head = Head(realm, plan.nodes, self._timeout_s, self._disk, may_lack=may_lack)
         self.head.heard = self._heard
         self.ending: Ending | None = None
-        self._interruption: Interruption | None = None
-        self._hangs: hangs.HangWatch | None = None
-        self._is_printed = False
-        self._have_ended_well = False
+        self._interruption: Interruption  # these two while the ranks run
+        self._hangs: hangs.HangWatch
+        self._is_printed = self._have_ended_well = False
         self._leading = asyncio.ensure_future(self._lead())
 
     def _timeout_s(self) -> float:
@@ -119,7 +118,7 @@ class Leader:
     async def finish(self) -> None:
         """Wait for the end of an attempt whose step has ended."""
         self.head.step_ended()
-        if self.head.has_members:
+        if self.head.peers:
             await asyncio.wait([self._leading], timeout=FINISH_S)
         else:
             self._leading.cancel()
@@ -164,11 +163,10 @@ class Leader:
         event = {"ts": round(time.time(), 6), **fields}
         self.head.tell("event", name=kind, fields=event)
 
-    def say(self, text: str, *, tell: bool = True) -> None:
-        """Write to the first node's log, and with `tell` also to the job's output."""
+    def say(self, text: str) -> None:
+        """Write to the first node's log and to the job's output."""
         self.head.tell("say", text=text)
-        if tell:
-            self._tell(self._named(text))
+        self._tell(self._named(text))
 
     # While the nodes meet
 
@@ -181,25 +179,19 @@ class Leader:
         return LaunchParameters(
             address=self.head.first_address,
             port=first.port,
-            interface="",
             precision=decided_precision(self._plan.precision, reports),
             variables=first.variables,
         )
 
     def _judge(self, reports: Sequence[Report]) -> None:
         """Judge what preflight found on the nodes. Raises NodeError."""
-        self._account.unfit = tuple(  # all nodes share the run directory
-            report.node
-            for report in reports
-            if any(
-                each.severity is Severity.FAIL and not each.id.startswith("path.")
-                for each in report.checks
-            )
-        )
+        fails = ((r.node, c) for r in reports for c in r.checks if c.severity is Severity.FAIL)
+        own = [node for node, check in fails if not check.id.startswith("path.")]  # all share paths
+        self._account.unfit = tuple(dict.fromkeys(own))
         found = findings({report.node: report.checks for report in reports})
         failed = [each for each in found if each.severity is Severity.FAIL]
         for each in found:
-            self.say(f"preflight: {each.severity.value}: {each}", tell=False)
+            self.head.tell("say", text=f"preflight: {each.severity.value}: {each}")
         for each in failed:
             self._tell(f"preflight: {each}")
         if failed:
@@ -215,10 +207,10 @@ class Leader:
         """Take what agents report; but for `interrupt`, only the first node does."""
         if kind == "nodes" and self._preparing is None:
             self._preparing = asyncio.ensure_future(self._prepare_run_dir())
-        elif self._interruption is None or self._hangs is None:
-            return  # no rank runs
+        elif not self.head.is_launched:
+            return
         elif kind == "rank_event" and isinstance(event := message.get("event"), dict):
-            self._take(event, self._interruption, self._hangs)
+            self._take(event)
         elif kind == "progress":
             self._have_ended_well |= bool(message.get("ended_well"))
             self._hangs.heard_of(calls=int(message["calls"]), printed=int(message["printed"]))
@@ -245,9 +237,7 @@ class Leader:
         except OSError as error:  # log readers work without it
             self.say(f"cannot write {paths.attempt_record(self._number)}: {error}")
 
-    def _take(
-        self, event: dict[str, Any], interruption: Interruption, watch: hangs.HangWatch
-    ) -> None:
+    def _take(self, event: dict[str, Any]) -> None:
         """Take an event of a rank of the first node."""
         kind = event.get("type")
         if kind == "resumed":  # it writes a file
@@ -255,10 +245,10 @@ class Leader:
         else:
             self._account.take(event)
         if kind == "asks":
-            interruption.is_used = True
+            self._interruption.is_used = True
         if kind == "checkpoint":
-            interruption.saved()
-        watch.heard(event)
+            self._interruption.saved()
+        self._hangs.heard(event)
 
     def _watch(self) -> None:
         """Watch all nodes for interruptions and hangs."""
@@ -290,32 +280,31 @@ class Leader:
             tasks=self._tasks,
             keep=self._keep_evidence,
         )
-        self._tasks.start(self._watch_run(self._interruption))
+        self._tasks.start(self._watch_run())
         directory = paths.attempt(self._number)
-        looks = hangs.answer_looks(directory, head.names, head.questions, self._disk)
-        self._tasks.start(looks)
-        self._tasks.start(self._watch_progress(self._hangs))
+        self._tasks.start(hangs.answer_looks(directory, head.names, head.questions, self._disk))
+        self._tasks.start(self._watch_progress())
 
-    async def _watch_run(self, interruption: Interruption) -> None:
+    async def _watch_run(self) -> None:
         """Watch for requests and for a later attempt elsewhere.
 
         Slurm restarts a job elsewhere if it loses contact with its nodes; only one may train.
         """
         later, newest = self._number + 1, 0
         while newest < later:
-            await interruption.look()
+            await self._interruption.look()
             with contextlib.suppress(OSError):  # NFS caches single names, not listings
                 newest = await self._disk.do(self._paths.newest_attempt)
             await asyncio.sleep(LOOK_S)
         text = f"attempt {later} of this run has begun elsewhere"
         self.head.report_failure(lost_node(next(iter(self.head.names), ""), text))
 
-    async def _watch_progress(self, watch: hangs.HangWatch) -> None:
+    async def _watch_progress(self) -> None:
         """Watch for hangs, and for ranks that keep running after others ended."""
         while True:
-            watch.look()
-            if self.head.has_leavers or self._have_ended_well:
-                watch.leaving()
+            self._hangs.look()
+            if self._have_ended_well or any(peer.is_done for peer in self.head.peers.values()):
+                self._hangs.leaving()
             await asyncio.sleep(LOOK_S)
 
     async def _keep_evidence(self, found: list[hangs.RankPlace]) -> None:
@@ -347,10 +336,8 @@ def decided_precision(planned: Precision, reports: Sequence[Report]) -> str:
 
     head = reports[0]
     if not head.capabilities:
-        text = (
-            f"{head.node}: cannot read the compute capability of its GPUs to choose bf16 or fp16;"
-            " set --mixed-precision"
-        )
+        what = "the compute capability of its GPUs to choose bf16 or fp16"
+        text = f"{head.node}: cannot read {what}; set --mixed-precision"
         raise NodeError(NodeExit.NODE_UNFIT, text)
     if not has_bf16(min(head.capabilities)):
         return Precision.FP16.value

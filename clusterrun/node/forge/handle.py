@@ -28,22 +28,14 @@ class Forge:
     """
 
     def __init__(self, started: Started) -> None:
-        self._process = psutil.Process(started.pid)
+        self.pid, self._process = started.pid, psutil.Process(started.pid)
         self._socket, self._output = started.link, started.output
         self._changed_at = time.monotonic()
-        self.importing = ""
-        self._has_libraries = False
+        self.importing = self.why_closed = self.problem_of_store = ""
+        self._has_libraries = self._is_ended = False
         self._variables: dict[str, Any] | None = None
-        self._is_ended = False
         self._shown = 0  # bytes of its output that have been taken
-        self.why_closed = ""
-        self.problem_of_store = ""
         self.pids: list[int] = []
-
-    @property
-    def pid(self) -> int:
-        """The process that forks the ranks."""
-        return self._process.pid
 
     async def variables(
         self, env: Mapping[str, str], arguments: Sequence[str]
@@ -124,11 +116,10 @@ class Forge:
     @property
     def is_dead(self) -> bool:
         """Return whether the process has ended."""
-        try:
+        with contextlib.suppress(psutil.TimeoutExpired):
             self._process.wait(0)
-        except psutil.TimeoutExpired:
-            return False
-        return True
+            return True
+        return False
 
     def how_ended(self) -> str:
         """Return how the process ended, as in `was killed by SIGKILL`."""

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from clusterrun.node.base.processes import allocated_cpus, die_with_parent, fork, openmp
+from clusterrun.node.base.processes import die_with_parent, fork, openmp
 from clusterrun.node.forge import launchers, ranks
 from clusterrun.node.forge.begin import receive, send
 from clusterrun.node.forge.project import Changes, ProjectFiles, RankStart, read_early
@@ -87,10 +87,8 @@ class ForgeProcess:
                 raise Closed(why, "remove them from sitecustomize or a .pth file")
             self._check_variables((*of_ranks, *sys.modules))
             ranks.preload(of_ranks, self._importing)
-        except Closed as error:
-            self._close(error)
         except Exception as error:  # noqa: BLE001 - the ranks can always start another way
-            self._close(Closed(f"{type(error).__name__}: {error}"))
+            self._close(error)
         else:
             self._why_closed = ""
             self._tell("open")
@@ -99,9 +97,10 @@ class ForgeProcess:
     def _importing(self, name: str) -> None:
         self._tell("importing", module=name)
 
-    def _close(self, error: Closed) -> None:
-        self._why_closed = str(error)
-        self._tell("closed", why=str(error))
+    def _close(self, error: Exception) -> None:
+        why = error if isinstance(error, Closed) else Closed(f"{type(error).__name__}: {error}")
+        self._why_closed = str(why)
+        self._tell("closed", why=str(why))
 
     def _obey_up_to(self, last: str) -> None:
         while (order := self._order())["order"] != last:
@@ -112,7 +111,7 @@ class ForgeProcess:
         """Raise Closed if the script may set a variable that these modules read at their import."""
         if place := self._changes.place:
             hint = "pass the variables with --env NAME=VALUE, and remove this line"
-            raise Closed(f"{place} may set any variable, also one that an import reads", hint)
+            raise Closed(f"{place} may set any variable, including one that an import reads", hint)
         if early := read_early(self._changes.names, modules):
             named = ", ".join(early[:NAMED])
             hint = f"pass it with --env {early[0]}=VALUE, and remove it from the script"
@@ -137,10 +136,8 @@ class ForgeProcess:
         try:
             late = ranks.between_attempts(self._project, self._changes.names)
             ranks.preload(late, lambda _: None)
-        except Closed as error:
-            self._close(error)
         except Exception as error:  # noqa: BLE001 - its ranks must live, and the next can start anew
-            self._close(Closed(f"{type(error).__name__}: {error}"))
+            self._close(error)
         gc.freeze()
 
     def _obey(self, order: dict[str, Any]) -> bool:
@@ -285,9 +282,8 @@ def serve(
     ranks.set_first_title(f"clusterrun: forge of {run_dir}")  # finds no title in a changed environ
     note_given(os.environ, before)
     # What `rank_environment` sets: libraries read it when they are imported.
-    names, cpus = [variable["name"] for variable in plan["env"]], allocated_cpus(os.environ)
-    nodes = plan["nodes"] if "CLUSTERRUN_LOCAL_NODE_RANK" in os.environ else 1
-    os.environ.update(openmp(names, cpus, ranks=plan["procs_per_node"], simulated_nodes=nodes))
+    names = [variable["name"] for variable in plan["env"]]
+    os.environ.update(openmp(names, ranks=plan["procs_per_node"], nodes=plan["nodes"]))
     _worker().leave_last()
     forge = ForgeProcess(link, plan, is_alone=is_alone)
     forge.load(is_head=is_head)

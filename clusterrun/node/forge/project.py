@@ -92,12 +92,11 @@ def _file(module: str, directories: Iterable[str]) -> tuple[str, str]:
 
 def _parsed(path: str) -> tuple[list[ast.stmt], bool]:
     """Return the statements of a file, and whether any may change variables or sys.path."""
-    try:
+    with contextlib.suppress(OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         with open(path, "rb") as file:
             text = file.read()
         return ast.parse(text).body, _RELEVANT.search(text) is not None
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return [], False
+    return [], False
 
 
 def _statements(body: Sequence[ast.stmt]) -> list[ast.AST]:

@@ -39,7 +39,6 @@ _started: list[Callable[[], None]] = []  # what the ranks have yet to start
 _LEFT_TO_AGENT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, *WARNINGS)
 
 _REPORT = "report this to clusterrun; --set launch.launcher=direct does the same without this line"
-_INTEL_OPENMP = "KMP_"  # read by libiomp5, if it is loaded
 
 
 class Closed(Exception):
@@ -76,8 +75,7 @@ def open_device() -> str:
     """Return a device of an accelerator that this process has open; empty if none."""
     for descriptor in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
-            target = os.readlink(f"/proc/self/fd/{descriptor}")
-            if target.startswith(DEVICES):
+            if (target := os.readlink(f"/proc/self/fd/{descriptor}")).startswith(DEVICES):
                 return target
     return ""
 
@@ -130,19 +128,15 @@ def preload(names: Iterable[str], tell: Callable[[str], None]) -> None:
     """Import modules one by one, and check the process after each. Raises Closed."""
     for name in names:
         tell(name)
-        _preload(name)
-
-
-def _preload(name: str) -> None:
-    try:
-        with nvml_kept_out() as asked:
-            importlib.import_module(name)
-    except BaseException as error:
-        text = f"{type(error).__name__}: {error}".splitlines()[0].removesuffix(": ")
-        raise Closed(f"cannot import {name}: {text}") from error
-    if asked:
-        raise Closed(f"{name} asks NVML about the GPUs")
-    check(name)
+        try:
+            with nvml_kept_out() as asked:
+                importlib.import_module(name)
+        except BaseException as error:
+            text = f"{type(error).__name__}: {error}".splitlines()[0].removesuffix(": ")
+            raise Closed(f"cannot import {name}: {text}") from error
+        if asked:
+            raise Closed(f"{name} asks NVML about the GPUs")
+        check(name)
 
 
 @contextlib.contextmanager
@@ -228,7 +222,7 @@ def check_environment(ours: Mapping[str, str], theirs: Mapping[str, str]) -> Non
     names = {n for n in {*ours, *theirs} if theirs.get(n) not in (ours.get(n), known.get(n, ""))}
     late = {n for n in names if n.startswith(READ_LATE) or n == "PYTHONPATH"}
     if "libiomp" not in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace"):
-        late |= {n for n in names if n.startswith(_INTEL_OPENMP)}
+        late |= {n for n in names if n.startswith("KMP_")}
     if names - late:
         text = ", ".join(sorted(names - late))
         raise Closed(f"the ranks' environment differs before an import: {text}", _REPORT)
@@ -236,22 +230,21 @@ def check_environment(ours: Mapping[str, str], theirs: Mapping[str, str]) -> Non
 
 def added_path(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
     """Return what accelerate appends to PYTHONPATH. Raises Closed for any other change."""
-    before, after = (_path(env.get("PYTHONPATH", "")) for env in (ours, theirs))
+    before, after = map(python_path, (ours, theirs))
     if after[: len(before)] != before:
-        raise Closed("the ranks' PYTHONPATH is another one", _REPORT)
+        raise Closed("the ranks' PYTHONPATH differs", _REPORT)
     return after[len(before) :]
 
 
-def _path(text: str) -> list[str]:
-    return [part for part in text.split(os.pathsep) if part]
+def python_path(env: Mapping[str, str]) -> list[str]:
+    """Return the directories that PYTHONPATH names."""
+    return [part for part in env.get("PYTHONPATH", "").split(os.pathsep) if part]
 
 
 def check_modules(project: ProjectFiles, added: Sequence[str], imported: set[str]) -> None:
     """Raise Closed if the project has modules that would be imported instead of preloaded ones."""
-    places = [*project.directories, *directories(project), *added]
-    if names := shadowing(places, imported):
-        text = ", ".join(names)
-        why = f"modules of the project have the names of installed ones: {text}"
+    if names := shadowing([*project.directories, *directories(project), *added], imported):
+        why = f"modules of the project have the names of installed ones: {', '.join(names)}"
         raise Closed(why, "rename them, unless they are meant to replace these")
 
 
@@ -276,7 +269,7 @@ def become(
     added = added_path(before, environ)
     os.environ.clear()
     os.environ.update({**environ, **effects, "CLUSTERRUN_LAUNCHER_PID": str(launcher)})
-    here = len(_path(before.get("PYTHONPATH", "")))
+    here = len(python_path(before))
     sys.path[here:here] = added
     sys.argv = [WORKER_MODULE, *entry]
     sys.orig_argv = list(module_argv(sys.executable, WORKER_MODULE, *entry))
@@ -288,15 +281,13 @@ def become(
 
 def _refresh_seeds() -> None:
     """Draw what a fresh process draws from the system; `random` does so at each fork."""
-    numpy: Any = sys.modules.get("numpy.random")
-    if numpy is not None:
+    if (numpy := sys.modules.get("numpy.random")) is not None:
         numpy.seed()
     torch: Any = sys.modules.get("torch")
     if hasattr(torch, "default_generator"):
         torch.default_generator.seed()
     for name in ("multiprocessing.process", "multiprocess.process"):  # the latter of datasets
-        processes: Any = sys.modules.get(name)
-        if processes is not None:
+        if (processes := sys.modules.get(name)) is not None:
             processes.current_process().authkey = os.urandom(32)
     fingerprint: Any = sys.modules.get("datasets.fingerprint")
     if hasattr(fingerprint, "fingerprint_rng"):  # it names files that ranks must not share

@@ -5,23 +5,22 @@ It runs in a thread, so that a slow or full disk stops neither the agent nor the
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from clusterrun.logformat.lines import OF_NO_RANK
 from clusterrun.node.base.identity import Attempt
 from clusterrun.node.base.stderr import say_on_stderr
-from clusterrun.node.base.tasks import task_error
 from clusterrun.node.forward.logfile import AppendedFile, NodeLog
-from clusterrun.node.forward.spool import Loss, Output, Piece, Spool, SpoolReader
+from clusterrun.node.forward.spool import FLIGHT, NCCL, Loss, Output, Piece, Spool, SpoolReader
 from clusterrun.node.link.connection import LaunchParameters
 from clusterrun.node.link.member import Clock, Offset
 from clusterrun.shared.files import open_new, replacing
@@ -47,10 +46,11 @@ class Forwarder(threading.Thread):
         self._log = NodeLog(paths.log(*place), paths.log_errors(*place))
         self._events = AppendedFile(paths.events(self._who.node))
         self._dumps = paths.flight_dumps(*place)
-        self._copies = {
+        self._copies: dict[_Joined, Callable[[], list[Path]]] = {
             _Joined(paths.rank_errors(*place)): spool.error_files,
-            _Joined(paths.nccl_log(*place)): spool.nccl_files,
+            _Joined(paths.nccl_log(*place)): partial(spool.named, f"{NCCL}."),
         }
+        self._files = (*self._log.files, self._events, *self._copies)
         self._rates: dict[str, Rate] = {}
         self._sources: dict[Output, SpoolReader] = {}
         self._listed_us = 0  # when the spool was listed
@@ -107,8 +107,7 @@ class Forwarder(threading.Thread):
         world = f"{count(plan.nodes, 'node')} x {count(plan.procs_per_node, 'rank')}"
         where = f"{parameters.address}:{parameters.port}"
         over = f" over {parameters.interface}" if parameters.interface else ""
-        text = f"{world}, rendezvous at {where}{over}, precision {parameters.precision}"
-        self.say(text)
+        self.say(f"{world}, rendezvous at {where}{over}, precision {parameters.precision}")
 
     def say_not_forked(self, why: str) -> None:
         """Say why the ranks of this node are not forked; the first node tells the user."""
@@ -121,10 +120,6 @@ class Forwarder(threading.Thread):
         side = "ahead of" if offset.offset_us > 0 else "behind"
         text = f"this node's clock is {seconds:.3f} s {side} the conductor's; times are corrected"
         self.say(text)
-
-    def task_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Report the error of a background task in one line instead of asyncio's traceback."""
-        self.say(task_error(context), tell=True)
 
     def end(self, code: int, reason: str) -> None:
         """Record how the attempt ended, also as the last line of the log."""
@@ -157,19 +152,17 @@ class Forwarder(threading.Thread):
         while not (self._log.flush() and self._is_written and self._has_packed()):
             time.sleep(POLL_S)
         self._is_drained = True
-        self._log.close()
-        for file in (self._events, *self._copies):
+        for file in self._files:
             file.close()
         for source in self._sources.values():
             source.close()
 
     def _has_packed(self) -> bool:
         """Pack the dumps, once no rank is running; return whether that succeeded."""
-        try:
+        with contextlib.suppress(OSError):
             pack(self._spool, self._dumps)
-        except OSError:
-            return False
-        return True
+            return True
+        return False
 
     @property
     def _has_work(self) -> bool:
@@ -178,8 +171,7 @@ class Forwarder(threading.Thread):
 
     @property
     def _is_written(self) -> bool:
-        files = (self._events, *self._copies)
-        return self._log.is_written and not any(file.pending_bytes for file in files)
+        return not any(file.pending_bytes for file in self._files)
 
     def _forward_safely(self) -> bool:
         try:
@@ -229,7 +221,7 @@ class Forwarder(threading.Thread):
         if waiting > limit and sources:
             largest = max(sources, key=lambda source: source.unread)
             reason = self._log.problem or "written faster than it could be forwarded"
-            self._drop(largest, waiting - limit + limit // 8, reason)
+            self._lose(largest, Loss(largest.drop(waiting - limit + limit // 8), reason))
 
     def _take_turns(self, now_us: int) -> bool:
         """Forward from each output that has grown, in the order of mtime."""
@@ -260,7 +252,7 @@ class Forwarder(threading.Thread):
             try:
                 pieces = source.read(now, is_last=is_last)
             except OSError as error:  # a broken local disk
-                self._drop(source, source.unread, str(error.strerror))
+                self._lose(source, Loss(source.drop(source.unread), str(error.strerror)))
                 return
             for piece in pieces:
                 for given in self._allowed(piece, source.rank, now):
@@ -282,10 +274,6 @@ class Forwarder(threading.Thread):
         while self._own_lines and self._own_lines[0][0] <= until_us:
             at_us, text = self._own_lines.popleft()
             self._log.add(Piece(text, is_cut=False), at_us, "-", "a")
-
-    def _drop(self, source: SpoolReader, count: int, reason: str) -> None:
-        """Skip the oldest bytes of an output."""
-        self._lose(source, Loss(source.drop(count), reason))
 
     def _lose(self, source: SpoolReader, loss: Loss) -> None:
         if source.lost.reason != loss.reason:
@@ -328,8 +316,7 @@ def pack(spool: Spool, target: Path, *, is_moved: bool = False) -> None:
 
     Raises OSError.
     """
-    dumps = [path for path in spool.dumps() if path.stat().st_size]
-    if not dumps:
+    if not (dumps := [path for path in spool.named(f"{FLIGHT}_") if path.stat().st_size]):
         return
     import tarfile  # few nodes need it
 

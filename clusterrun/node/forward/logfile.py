@@ -87,7 +87,7 @@ class NodeLog:
 
     def __init__(self, log: Path, errors: Path) -> None:
         self._log, self._errors = AppendedFile(log), SideFile(errors)
-        self._files = (self._log, self._errors.file)
+        self.files = (self._log, self._errors.file)
         self._offset = size_of(log)
         self._time_us = 0
 
@@ -95,11 +95,6 @@ class NodeLog:
     def pending_bytes(self) -> int:
         """How many bytes of the log wait in memory."""
         return self._log.pending_bytes
-
-    @property
-    def is_written(self) -> bool:
-        """Return whether everything has reached the run directory."""
-        return not any(file.pending_bytes for file in self._files)
 
     @property
     def problem(self) -> str:
@@ -143,11 +138,6 @@ class NodeLog:
         self._errors.file.flush(creates=self._offset > 0)
         return True
 
-    def close(self) -> None:
-        """Close the files."""
-        for file in self._files:
-            file.close()
-
 
 class SideFile:
     """Keep error lines and those of launcher and agent, up to a size; record if some are left out.
@@ -180,8 +170,7 @@ class SideFile:
     def _add_line(
         self, source: tuple[str, str], head: bytes, text: bytes, offset: int, *, is_cut: bool
     ) -> None:
-        kind = self._classifier.classify(source, text)
-        if not kind and source[0] != OF_NO_RANK:
+        if not (kind := self._classifier.classify(source, text)) and source[0] != OF_NO_RANK:
             return
         if is_cut:
             self._cut.add(source)

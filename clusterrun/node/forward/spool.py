@@ -12,14 +12,14 @@ import socket
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from clusterrun.logformat.lines import LINE_BYTES
 from clusterrun.node.base.processes import is_running
-from clusterrun.rundir.paths import FileIn
+from clusterrun.rundir.paths import FileIn, FileOf
 from clusterrun.shared.files import parse_object
 
 NCCL, FLIGHT = "nccl", "flight"  # prefixes of file names
@@ -27,7 +27,7 @@ KEPT_S = 7 * 86400
 BLOCK_BYTES = 1 << 17  # read and stamped together: 3 MiB of memory if each line is empty
 HELD_S = 1.0  # how long the beginning of a line waits for its end
 GIVE_BACK_BYTES = 1 << 22
-_NAME = re.compile(r"clusterrun-([0-9a-f]{8})-(\d+)-.+-[^-]+\Z")
+_NAME = r"clusterrun-([0-9a-f]{8})-(\d+)-.+-[^-]+\Z"
 _KEPT = "clusterrun-kept-"
 _OUTPUT = re.compile(r"rank_(\d+)\.(out|err)\Z")
 FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE = 1, 2
@@ -35,20 +35,12 @@ _PAGE_BYTES = 4096
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Output:
+class Output(NamedTuple):
     """A file that grows; `rank` is `-` for the launcher, `stream` is o, e or l."""
 
     path: Path
     rank: str
     stream: str
-
-
-class _OfRank(FileIn):
-    """A path for each rank."""
-
-    def __get__(self, place: Any, _: type) -> Callable[[int], Path]:  # type: ignore[override]
-        return lambda rank: Path(place.root, self._name.format(rank))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,10 +54,10 @@ class Spool:
     launcher_dir = FileIn("launcher")  # the launcher's own logs
     control = FileIn("control")  # the page that agent and ranks share (shared/control_page.py)
 
-    events = _OfRank("rank_{}.events")  # where a rank writes its events
-    stacks = _OfRank("rank_{}.stacks")  # where it writes its stacks
-    pipe = _OfRank("rank_{}.ask")  # where it waits to be asked for its flight recorder
-    dump = _OfRank(FLIGHT + "_rank_{}")  # where it, or torch, writes the recorder's dump
+    events = FileOf[int]("rank_{}.events")  # where a rank writes its events
+    stacks = FileOf[int]("rank_{}.stacks")  # where it writes its stacks
+    pipe = FileOf[int]("rank_{}.ask")  # where it waits to be asked for its flight recorder
+    dump = FileOf[int](FLIGHT + "_rank_{}")  # where it, or torch, writes the recorder's dump
 
     def outputs(self) -> list[Output]:
         """List the output files that exist now."""
@@ -86,37 +78,25 @@ class Spool:
         """List the error files that ranks have written."""
         return list(self._by_rank("error.json").values())
 
-    def nccl_files(self) -> list[Path]:
-        """List NCCL's message files, one per process."""
-        return [self.root / name for name in self._names() if name.startswith(f"{NCCL}.")]
-
-    def dumps(self) -> list[Path]:
-        """List the flight recorder's dumps."""
-        return [self.root / name for name in self._names() if name.startswith(f"{FLIGHT}_")]
+    def named(self, prefix: str) -> list[Path]:
+        """List the files whose names begin so: one for each process of NCCL, or each dump."""
+        return [self.root / name for name in self._names() if name.startswith(prefix)]
 
     def _by_rank(self, kind: str) -> dict[int, Path]:
         matches = ((name, re.match(rf"rank_(\d+)\.{kind}\Z", name)) for name in self._names())
         return {int(match[1]): self.root / name for name, match in matches if match}
 
     def _names(self) -> list[str]:
-        try:
+        with contextlib.suppress(OSError):  # gone, or no descriptor is left: try again
             return sorted(os.listdir(self.root))
-        except OSError:  # gone, or no descriptor is left: the next call may see more
-            return []
-
-    def locks(self) -> dict[int, Path]:
-        """Map each rank that compiles an extension, or died doing so, to its lock."""
-        found = {}
-        for number, file in self._by_rank("lock").items():
-            with contextlib.suppress(OSError):
-                found[number] = Path(os.fsdecode(file.read_bytes()))
-        return found
+        return []
 
     def unlock(self) -> list[str]:
-        """Remove the locks of ranks that have ended; return a line about each."""
+        """Remove the locks of ranks that died while compiling; return a line about each."""
         lines = []
-        for number, lock in self.locks().items():
+        for number, note in self._by_rank("lock").items():
             with contextlib.suppress(OSError):
+                lock = Path(os.fsdecode(note.read_bytes()))
                 lock.unlink()
                 lines.append(f"rank {number} died while compiling: its lock {lock} was removed")
         return lines
@@ -148,7 +128,7 @@ def _clear_abandoned(base: Path) -> None:
             is_spool = entry.name.startswith("clusterrun-") and entry.is_dir(follow_symlinks=False)
             if not is_spool or entry.stat().st_uid != os.getuid():
                 continue
-            spool, match = Spool(root=Path(entry.path)), _NAME.match(entry.name)
+            spool, match = Spool(root=Path(entry.path)), re.match(_NAME, entry.name)
             if match and match[1] == here and not is_running(int(match[2])):
                 spool.unlock()
                 spool.remove()
@@ -219,8 +199,7 @@ class SpoolReader:
 
     def __init__(self, output: Output, now_us: int) -> None:
         self.rank, self.stream = output.rank, output.stream
-        self.size = self.position = 0
-        self.mtime_us = 0
+        self.size = self.position = self.mtime_us = 0
         self.read_until_us = now_us  # unread bytes were written after that
         self.lost, self.recorded_us = Loss(0, ""), 0  # not yet recorded, and the last record
         self._held: tuple[int, int, float] | None = None  # position, size, since when
@@ -314,8 +293,7 @@ def split_pieces(data: bytes, *, with_rest: bool = False) -> list[Piece]:
 
 def _line_end(data: bytes, start: int) -> int:
     """Return the end of the last line within LINE_BYTES, else where to cut it, else `start`."""
-    newline = data.rfind(b"\n", start, start + LINE_BYTES + 1)
-    if newline >= 0:
+    if (newline := data.rfind(b"\n", start, start + LINE_BYTES + 1)) >= 0:
         return newline + 1
     return start if len(data) - start <= LINE_BYTES else whole_characters(data, start + LINE_BYTES)
 
@@ -323,8 +301,7 @@ def _line_end(data: bytes, start: int) -> int:
 def whole_characters(data: bytes, end: int) -> int:
     """Return the last offset up to `end` that splits no UTF-8 character."""
     for back in range(1, min(4, end + 1)):
-        byte = data[end - back]
-        if byte & 0xC0 != 0x80:
+        if (byte := data[end - back]) & 0xC0 != 0x80:
             length = 4 if byte >= 0xF0 else 3 if byte >= 0xE0 else 2 if byte >= 0xC0 else 1
             return end - back if length > back else end
     return end
@@ -332,7 +309,6 @@ def whole_characters(data: bytes, end: int) -> int:
 
 def _next_start(near: bytes) -> int:
     """Return the offset of the next line, else of the next character."""
-    newline = near.find(b"\n")
-    if newline >= 0:
+    if (newline := near.find(b"\n")) >= 0:
         return newline + 1
     return next((i for i, byte in enumerate(near[:4]) if byte & 0xC0 != 0x80), 0)

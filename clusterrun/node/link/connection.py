@@ -16,7 +16,7 @@ import signal
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from clusterrun.node.base.causes import Cause, Ending, Failure
 from clusterrun.rundir.attempt import read_attempt
@@ -105,8 +105,7 @@ def plain_address(name: Any) -> str:
     return text.removeprefix("::ffff:") if "." in text else text
 
 
-@dataclass(frozen=True, kw_only=True)
-class Realm:
+class Realm(NamedTuple):
     """The attempt whose agents may connect: all can read its secret."""
 
     paths: RunPaths
@@ -173,8 +172,8 @@ class LaunchParameters:
 
     address: str
     port: int
-    interface: str
     precision: str
+    interface: str = ""
     variables: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from clusterrun.launch.plan import LOOPBACK
 from clusterrun.node.base.causes import Ending, Failure, NodeError, NodeExit, lost_node
@@ -54,8 +54,7 @@ class Peer:
         return address in (self.channel.own_address, "::1") or address.startswith("127.")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Answers:
+class Answers(NamedTuple):
     """The members' answers by node rank, and the node ranks that did not answer."""
 
     given: Mapping[int, Mapping[str, Any]]
@@ -117,15 +116,13 @@ class Head:
         self._realm, self._nodes, self._disk = realm, nodes, disk
         self._reading: asyncio.Future[bytes] | None = None
         self._timeout_s, self._may_lack = timeout_s, may_lack
-        self._peers: dict[int, Peer] = {}
+        self.peers: dict[int, Peer] = {}
         self._reports: dict[int, Report] = {}
         self.names: tuple[str, ...] = ()  # of all nodes in rank order, once the first has joined
         self._refused: NodeError | None = None
         self._is_unfit = self._is_refused = self.is_launched = False
-        self._late = Ending(
-            code=int(NodeExit.RENDEZVOUS_FAILED),
-            reason="the other nodes have started without this one",
-        )  # the answer to a node that joins too late
+        late = "the other nodes have started without this one"
+        self._late = Ending(code=int(NodeExit.RENDEZVOUS_FAILED), reason=late)
         self._changed = asyncio.Event()
         self._is_released = False  # those that rest have their answer
         self._readers = Tasks()
@@ -148,7 +145,7 @@ class Head:
         if not secret or not is_proof(hello.get("proof"), secret, *parts):
             return False
         node, rank = hello.get("node"), hello.get("node_rank")
-        if not isinstance(node, str) or not isinstance(rank, int) or rank in self._peers:
+        if not isinstance(node, str) or not isinstance(rank, int) or rank in self.peers:
             return False
         if not 0 <= rank < self._nodes:
             return False
@@ -160,7 +157,7 @@ class Head:
                 pass  # a close with pings unread could lose the message
             await channel.close()
             return False
-        peer = self._peers[rank] = Peer(node=node, node_rank=rank, channel=channel)
+        peer = self.peers[rank] = Peer(node=node, node_rank=rank, channel=channel)
         self._readers.start(self._listen_to(peer))
         return True
 
@@ -182,14 +179,13 @@ class Head:
         deadline = timeout_s = float("inf")
         while True:
             self._changed.clear()
-            if self._peers and deadline == float("inf"):
+            if self.peers and deadline == float("inf"):
                 timeout_s = self._timeout_s()
                 deadline = time.monotonic() + timeout_s
             self.check_refused()
             is_late = time.monotonic() > deadline
-            if len(self._reports) == self._nodes or self._is_unfit:
-                break
-            if is_late and self._may_lack and 0 in self._reports:
+            can_begin = is_late and self._may_lack and 0 in self._reports
+            if can_begin or len(self._reports) == self._nodes or self._is_unfit:
                 break
             if is_late:
                 raise NodeError(NodeExit.RENDEZVOUS_FAILED, self._absent(timeout_s))
@@ -211,17 +207,17 @@ class Head:
     def welcome(self, parameters: LaunchParameters) -> None:
         """Start the ranks on all nodes."""
         self.is_launched = True
-        about, is_beside = asdict(parameters), self._peers[0].is_beside
-        for peer in self._peers.values():  # each reaches the conductor's machine in its own way
+        about, is_beside = asdict(parameters), self.peers[0].is_beside
+        for peer in self.peers.values():  # each reaches the conductor's machine in its own way
             address = "" if is_beside and not peer.is_beside else parameters.address
             peer.channel.send("welcome", **{**about, "address": address})
 
     @property
     def first_address(self) -> str:
         """The address of the first node: most nodes reached its machine there."""
-        if not self._peers[0].is_beside:
-            return self._peers[0].channel.peer_address
-        others = [peer.channel for peer in self._peers.values() if not peer.is_beside]
+        if not self.peers[0].is_beside:
+            return self.peers[0].channel.peer_address
+        others = [peer.channel for peer in self.peers.values() if not peer.is_beside]
         reached = Counter(channel.own_address for channel in others)
         return max(reached, key=reached.__getitem__, default=LOOPBACK)
 
@@ -255,22 +251,24 @@ class Head:
         elif kind == "alive":
             peer.channel.send("alive")
         elif kind == "report":
-            self._take_report(peer, message)
+            with contextlib.suppress(KeyError, ValueError):
+                report = self._reports[peer.node_rank] = decoded(Report, message["report"])
+                self._is_unfit |= bool(report.problem)
+            self._changed.set()
         elif kind == "failed":
             self._take_failure(peer, message)
         elif kind in ("done", "rested"):
-            self._take_end(peer, message)
+            peer.is_done = True
+            peer.has_left |= message.get("has_left") is True
+            if kind == "rested":
+                peer.rests = message.get("well") is True
+            self._changed.set()
+            self.look_around()
         elif kind == "answer":
             self.questions.take(peer.node_rank, message)
         elif kind in ("interrupt", "nodes") or peer.node_rank == 0:
             self.names = tuple(map(str, message.get("names", self.names)))
             self.heard(str(kind), message)
-
-    def _take_report(self, peer: Peer, message: dict[str, Any]) -> None:
-        with contextlib.suppress(KeyError, ValueError):
-            report = self._reports[peer.node_rank] = decoded(Report, message["report"])
-            self._is_unfit |= bool(report.problem)
-        self._changed.set()
 
     def _take_failure(self, peer: Peer, message: dict[str, Any]) -> None:
         try:
@@ -284,18 +282,10 @@ class Head:
             self._refused = self._refused or error
             self._changed.set()
 
-    def _take_end(self, peer: Peer, message: dict[str, Any]) -> None:
-        peer.is_done = True
-        peer.has_left |= message.get("has_left") is True
-        if message.get("type") == "rested":
-            peer.rests = message.get("well") is True
-        self._changed.set()
-        self.look_around()
-
     def step_ended(self) -> None:
         """Record that no agent is left."""
         self._is_released = True
-        for peer in self._peers.values():
+        for peer in self.peers.values():
             peer.is_gone = True
         self._changed.set()
         self.look_around()
@@ -314,30 +304,20 @@ class Head:
     def look_around(self) -> None:
         """Notice what is complete: the answers, the attempt."""
         self.questions.look_around()
-        if self.is_launched and all(peer.is_done for peer in self._peers.values()):
+        if self.is_launched and all(peer.is_done for peer in self.peers.values()):
             self.decision.complete()
-
-    @property
-    def has_leavers(self) -> bool:
-        """Return whether all ranks of any node have succeeded."""
-        return any(peer.is_done for peer in self._peers.values())
-
-    @property
-    def have_left(self) -> bool:
-        """Return whether a rank has exited because it was asked to."""
-        return any(peer.has_left for peer in self._peers.values())
 
     def tell(self, kind: str, /, **fields: Any) -> None:
         """Have the first node that is present record something."""
         if present := self._present():
-            self._peers[min(present)].channel.send(kind, **fields)
+            self.peers[min(present)].channel.send(kind, **fields)
 
     def _send_all(self, kind: str, **fields: Any) -> None:
-        for peer in self._peers.values():
+        for peer in self.peers.values():
             peer.channel.send(kind, **fields)
 
     def _present(self) -> list[int]:
-        return [rank for rank, peer in self._peers.items() if not peer.is_gone]
+        return [rank for rank, peer in self.peers.items() if not peer.is_gone]
 
     # At the end
 
@@ -346,16 +326,14 @@ class Head:
 
         Return whether nothing runs on any of them in time.
         """
-        peers = self._peers.values()
+        peers = self.peers.values()
         self._send_all("stop", **asdict(ending))
         await self._until(self._is_quiet, LEAVE_S)
-        await self._until(
-            lambda: all(peer.is_gone or peer.rests is not None for peer in peers), REST_S
-        )
+        await self._until(lambda: all(p.is_gone or p.rests is not None for p in peers), REST_S)
         return self._is_quiet()
 
     def _is_quiet(self) -> bool:
-        return all(peer.is_done or peer.is_gone for peer in self._peers.values())
+        return all(peer.is_done or peer.is_gone for peer in self.peers.values())
 
     async def until_released(self, within_s: float) -> None:
         """Wait until the members that rest have their answer, or one is gone, or for so long."""
@@ -369,19 +347,14 @@ class Head:
                 await asyncio.wait_for(self._changed.wait(), left_s)
 
     @property
-    def has_members(self) -> bool:
-        """Return whether any node has joined."""
-        return bool(self._peers)
-
-    @property
     def has_lost_rest(self) -> bool:
         """Return whether a member that rested is gone."""
-        return any(peer.rests and peer.is_gone for peer in self._peers.values())
+        return any(peer.rests and peer.is_gone for peer in self.peers.values())
 
     @property
     def is_whole(self) -> bool:
         """Return whether all members rest."""
-        return all(peer.rests and not peer.is_gone for peer in self._peers.values())
+        return all(peer.rests and not peer.is_gone for peer in self.peers.values())
 
     def release(self, attempt: int = 0) -> None:
         """Have the members that rest begin the next attempt, or leave."""
@@ -392,5 +365,5 @@ class Head:
 
     async def close(self) -> None:
         """Close all connections."""
-        await asyncio.gather(*(peer.channel.close() for peer in self._peers.values()))
+        await asyncio.gather(*(peer.channel.close() for peer in self.peers.values()))
         self._readers.cancel()

@@ -11,7 +11,6 @@ import dataclasses
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -83,8 +82,7 @@ class Clock:
         return min(found, key=lambda offset: offset.rtt_us)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Offset:
+class Offset(NamedTuple):
     """How far this clock is ahead of the conductor's, measured by a ping that took `rtt_us`."""
 
     offset_us: int
@@ -131,11 +129,8 @@ class Member:
         self._channel: Channel | None = None
         self._decision = StopDecision()
         self._closed = asyncio.Event()
-        self._is_done = self._has_met = False
-        self._next_attempt = 0
-        self._unanswered = 0
-        self.has_lost_conductor = False
-        self.last_problem = "it does not answer"
+        self._has_met = self.has_lost_conductor = False
+        self._next_attempt = self._unanswered = 0
 
     async def meet(self, report: Awaitable[Report]) -> LaunchParameters:
         """Join the conductor, send this node's report, wait for the welcome. Raises NodeError."""
@@ -200,18 +195,18 @@ class Member:
         """Try until the conductor answers: it may be busy with many nodes."""
         first, *others = self._place.host.split(",")
         hosts = (await self._disk.do(partial(known_address, first)), *others)
-        pause_s = RETRY_S
+        pause_s, problem = RETRY_S, "it does not answer"
         while time.monotonic() < deadline:
             for host in hosts:
                 try:
                     if channel := await self._enter(host):
                         return channel
                 except (OSError, ValueError, asyncio.TimeoutError) as error:
-                    self.last_problem = str(error) or "no answer"
+                    problem = str(error) or "no answer"
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, RETRY_MOST_S)
         text = f"cannot reach the conductor on {first} within {self._timeout_s:.0f} s"
-        raise self._lost(f"{text}: {self.last_problem}")
+        raise self._lost(f"{text}: {problem}")
 
     async def _enter(self, host: str) -> Channel | None:
         opening = asyncio.open_connection(host, self._place.port, limit=STRANGER_BYTES)
@@ -283,8 +278,7 @@ class Member:
         conductors_us = message.get("clock_us")
         if not isinstance(conductors_us, int):
             return
-        offset = self._clock.pong(conductors_us)
-        if offset is None:
+        if (offset := self._clock.pong(conductors_us)) is None:
             self._ping(channel)
         elif offset.is_certain:
             self._clock.offset_us = offset.offset_us
@@ -299,15 +293,6 @@ class Member:
         """Report a failure, in the conductor's time."""
         failure = dataclasses.replace(failure, at=self._clock.corrected_s(failure.at))
         self.tell("failed", **dataclasses.asdict(failure))
-
-    def report_done(self, *, has_left: bool = False) -> None:
-        """Report that the ranks of this node have succeeded, or are gone.
-
-        `has_left`: one of them exited because it was asked to.
-        """
-        if not self._is_done:
-            self._is_done = True
-            self.tell("done", has_left=has_left)
 
     async def ending(self) -> Ending:
         """Wait for the ending that the conductor decides."""
@@ -336,8 +321,7 @@ async def answer(
     message: Mapping[str, Any], answerers: Mapping[str, Answerer], send: Callable[..., None]
 ) -> None:
     """Answer a question; ignore an unknown one."""
-    answerer = answerers.get(str(message.get("what")))
-    if answerer is not None:
+    if (answerer := answerers.get(str(message.get("what")))) is not None:
         given = answerer(message)
         found = given if isinstance(given, dict) else await given
         send("answer", question=message.get("question"), **found)

@@ -7,8 +7,6 @@ import dataclasses
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from clusterrun.config.choices import Scheduler
@@ -59,12 +57,10 @@ class Account:
 
     def open(self) -> None:
         """Read what was saved before."""
-        before = past(self._paths, self._number)
-        if before:
+        if before := past(self._paths, self._number):
             self._mend(before[-1])
-        self.checkpoint = max(
-            (o.checkpoint for o in before if o.checkpoint is not None), default=None
-        )
+        saved = [each.checkpoint for each in before if each.checkpoint is not None]
+        self.checkpoint = max(saved, default=None)
         vanished = [outcome for outcome in before[-LOSSES:] if outcome.cause is Cause.VANISHED]
         if len(vanished) == LOSSES:
             text = f"{LOSSES} attempts in a row left no report: each lost its batch host"
@@ -79,8 +75,7 @@ class Account:
         if is_undecided or is_requeued:
             why = last.why if last.next is Next.SUCCESSOR else "Slurm started the job again"
             with contextlib.suppress(OSError):
-                mended = dataclasses.replace(last, next=Next.REQUEUE, why=why)
-                write_outcome(self._paths, mended)
+                write_outcome(self._paths, dataclasses.replace(last, next=Next.REQUEUE, why=why))
 
     def take(self, event: Mapping[str, Any]) -> None:
         """Record a step, a checkpoint, or the step from which the attempt resumed."""
@@ -104,13 +99,9 @@ class Account:
     def close(self, ending: Ending, nodes: tuple[str, ...]) -> None:
         """Write the outcome; a full disk must not stop the run."""
         outcome = outcome_of(ending, self._number, self._job_id, nodes, self._started_at)
+        outcome = dataclasses.replace(outcome, step=self._step, checkpoint=self.checkpoint)
         with contextlib.suppress(OSError):
-            write_outcome(
-                self._paths,
-                dataclasses.replace(
-                    outcome, step=self._step, checkpoint=self.checkpoint, unfit=self.unfit
-                ),
-            )
+            write_outcome(self._paths, dataclasses.replace(outcome, unfit=self.unfit))
 
 
 def outcome_of(
@@ -140,7 +131,7 @@ def outcome_of(
 
 
 def conclude(
-    run_dir: Path,
+    paths: RunPaths,
     number: int,
     code: int,
     env: Mapping[str, str],
@@ -151,9 +142,8 @@ def conclude(
     `unreachable` returns those of some nodes that can't be reached.
     Raises OSError or ValueError if the run's files can't be read.
     """
-    paths = RunPaths(root=run_dir)
     plan = read_plan(paths)
-    record = StepRecord.of(paths, range(_first(paths, number), number + 1))
+    record = StepRecord(paths, range(_first(paths, number), number + 1))
     before = [_with_checkpoint(outcome, record) for outcome in past(paths, number)]
     newest = read_outcome(paths, number) or _unreported(paths, number, code, env)
     newest = _unless_interrupted(paths, newest, plan.cluster.scheduler)
@@ -180,7 +170,7 @@ def conclude(
         is_ending=read_request(paths.request(number)) in _INTERRUPTIONS,
         unreachable=unreachable,
     )
-    decision = dataclasses.replace(decide([*before, newest], ground), state=newest.state)
+    decision = decide([*before, newest], ground)._replace(state=newest.state)
     made = {name: getattr(decision, name) for name in ("next", "why", "exclude", "rule")}
     with contextlib.suppress(OSError):  # a full disk must not stop the run
         write_outcome(paths, dataclasses.replace(newest, **made))
@@ -289,51 +279,44 @@ def _allocated(plan: Plan, env: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _hostlist(env: Mapping[str, str]) -> tuple[str, ...]:
-    try:
-        return tuple(
-            parse_hostlist(env.get("CLUSTERRUN_HOSTS_NODES") or env.get("SLURM_JOB_NODELIST", ""))
-        )
-    except ClusterrunError:
-        return ()
+    text = env.get("CLUSTERRUN_HOSTS_NODES") or env.get("SLURM_JOB_NODELIST", "")
+    with contextlib.suppress(ClusterrunError):
+        return tuple(parse_hostlist(text))
+    return ()
 
 
 MARKERS = 8  # a run may keep hundreds, and each lists all files of all ranks
 
 
-@dataclass(kw_only=True)
 class StepRecord:
     """By attempt: the first and the last step, and the steps that were saved.
 
     Read this once: a run of a month has millions of steps.
     """
 
-    began: dict[int, int] = field(default_factory=dict)
-    ended: dict[int, int] = field(default_factory=dict)
-    saved: dict[int, set[int]] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, paths: RunPaths, attempts: range) -> StepRecord:
+    def __init__(self, paths: RunPaths, attempts: range) -> None:
         """Read the events of rank 0's nodes, and the newest checkpoints on disk.
 
         An agent that is killed right after a save has not written its event.
         """
-        record = cls()
+        self.began: dict[int, int] = {}
+        self.ended: dict[int, int] = {}
+        self.saved: dict[int, set[int]] = {}
         listed = checkpoint_files.listed(paths.checkpoints_dir, checkpoint_files.ANY)
         for _, path in listed[:MARKERS]:
             with contextlib.suppress(checkpoint_files.IncompleteError):
                 found, _ = checkpoint_files.read_marker(path)
                 if found.attempt in attempts:
-                    record.saved.setdefault(found.attempt, set()).add(found.step)
+                    self.saved.setdefault(found.attempt, set()).add(found.step)
         for node in {nodes[0] for n in attempts if (nodes := read_attempt(paths, n).nodes)}:
             for event in read(paths.events(node), (EventType.STEP, EventType.CHECKPOINT)):
                 if (attempt := event.attempt) not in attempts or (step := event.step) is None:
                     continue
                 if event.type is EventType.CHECKPOINT:
-                    record.saved.setdefault(attempt, set()).add(step)
+                    self.saved.setdefault(attempt, set()).add(step)
                 else:
-                    record.began[attempt] = min(step, record.began.get(attempt, step))
-                    record.ended[attempt] = max(step, record.ended.get(attempt, step))
-        return record
+                    self.began[attempt] = min(step, self.began.get(attempt, step))
+                    self.ended[attempt] = max(step, self.ended.get(attempt, step))
 
     def newest(self, attempt: int) -> int | None:
         """Return the newest step that had been saved when an attempt ended."""
@@ -349,8 +332,5 @@ class StepRecord:
     @property
     def savers(self) -> frozenset[int]:
         """The attempts that saved a step after their first."""
-        return frozenset(
-            attempt
-            for attempt, steps in self.saved.items()
-            if max(steps) > self.began.get(attempt, max(steps))
-        )
+        last = {attempt: max(steps) for attempt, steps in self.saved.items()}
+        return frozenset(n for n, step in last.items() if step > self.began.get(n, step))

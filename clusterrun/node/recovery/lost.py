@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from clusterrun.errors import ClusterrunError, NodeExit
 from clusterrun.node.base.causes import Ending
 from clusterrun.node.base.identity import Attempt
+from clusterrun.node.base.ports import why_closed
 from clusterrun.rundir.attempt import read_attempt
 from clusterrun.rundir.outcome import Reason, read_request, write_end
 from clusterrun.shared import files, shell
@@ -29,10 +30,10 @@ LOOK_S = 0.5
 ASK_S = 15.0
 CONNECT_S = 3.0
 AT_ONCE = 64
-_NODE = re.compile(r"\bNodeName=(\S+)")
-_ADDRESS = re.compile(r"\bNodeAddr=(\S+)")
-_PORT = re.compile(r"\bPort=(\d+)")
-_SITE_PORT = re.compile(r"^SlurmdPort\s*=\s*(\d+)", re.MULTILINE)
+_NODE = r"\bNodeName=(\S+)"
+_ADDRESS = r"\bNodeAddr=(\S+)"
+_PORT = r"\bPort=(\d+)"
+_SITE_PORT = r"(?m)^SlurmdPort\s*=\s*(\d+)"
 
 
 def see_to_run(attempt: Attempt, loss: Ending, say: Callable[[str], None]) -> None:
@@ -98,8 +99,7 @@ def _is_nearest(attempt: Attempt) -> bool:
 
 def _is_requeued(job_id: str, say: Callable[[str], None]) -> bool:
     """Have Slurm requeue the job, or cancel it if it may not be: it would only hold its nodes."""
-    done = shell.run(["scontrol", "requeue", job_id])
-    if done.rc:
+    if (done := shell.run(["scontrol", "requeue", job_id])).rc:
         say(f"Slurm does not requeue job {job_id}: {' '.join(done.stderr.split())}")
         shell.run(["scancel", job_id])
     return not done.rc
@@ -112,10 +112,11 @@ def unreachable(nodes: Sequence[str]) -> tuple[str, ...]:
     """
     places = _places(nodes)
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        answers = dict(zip(places, pool.map(_answers, places.values()), strict=True))
-    if not any(answers.values()):
+        closed = pool.map(lambda at: why_closed(at[0], at[1], CONNECT_S), places.values())
+        reasons = dict(zip(places, closed, strict=True))
+    if all(reasons.values()):
         return ()  # not even this node
-    return tuple(node for node in nodes if not answers.get(node, True))
+    return tuple(node for node in nodes if reasons.get(node))
 
 
 def known_address(node: str) -> str:
@@ -123,7 +124,7 @@ def known_address(node: str) -> str:
     try:
         socket.getaddrinfo(node, None)
     except (OSError, UnicodeError):
-        found = _ADDRESS.search(_scontrol("--oneliner", "show", "node", node))
+        found = re.search(_ADDRESS, _scontrol("--oneliner", "show", "node", node))
         return found[1] if found else node
     return node
 
@@ -131,25 +132,16 @@ def known_address(node: str) -> str:
 def _places(nodes: Sequence[str]) -> dict[str, tuple[str, int]]:
     if not nodes:
         return {}
-    site = _SITE_PORT.search(_scontrol("show", "config"))
+    site = re.search(_SITE_PORT, _scontrol("show", "config"))
     places = {}
     for line in _scontrol("--oneliner", "show", "node", fold_hostlist(nodes)).splitlines():
-        name, address, port = _NODE.search(line), _ADDRESS.search(line), _PORT.search(line) or site
-        if name and address and port:
+        name, address, port = (re.search(each, line) for each in (_NODE, _ADDRESS, _PORT))
+        if name and address and (port := port or site):
             places[name[1]] = (address[1], int(port[1]))
     return places
 
 
-def _answers(place: tuple[str, int]) -> bool:
-    try:
-        socket.create_connection(place, CONNECT_S).close()
-    except OSError:
-        return False
-    return True
-
-
 def _scontrol(*words: str) -> str:
-    try:
+    with contextlib.suppress(ClusterrunError):
         return shell.run(["scontrol", *words], timeout_s=ASK_S).stdout
-    except ClusterrunError:
-        return ""
+    return ""

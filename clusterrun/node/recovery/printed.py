@@ -20,20 +20,15 @@ def last_reason(output: Path, since: int, nodes: Iterable[str]) -> str:
     """Return clusterrun's last line for a node after byte `since`, the last error, or ""."""
     lines = _lines(output, since)
     own = _own(lines, tuple(f"{PREFIX}{node}: " for node in nodes))
-    classifier = Classifier()
-    errors = [
-        line
-        for line in lines
-        if not line.startswith((PREFIX, *SLURM))
-        and classifier.classify("", line.encode()) not in ("", TRACEBACK)
-    ]
+    classify = Classifier().classify
+    others = (line for line in lines if not line.startswith((PREFIX, *SLURM)))
+    errors = [line for line in others if classify("", line.encode()) not in ("", TRACEBACK)]
     return next((found[-1] for found in (own, errors, _of_slurm(lines)[:1]) if found), "")
 
 
 def reason_of(output: Path, node: str) -> str:
     """Return clusterrun's last line for a node, without its name; "" if there is none."""
-    mark = f"{PREFIX}{node}: "
-    found = _own(_lines(output, 0), (mark,))
+    found = _own(_lines(output, 0), (f"{PREFIX}{node}: ",))
     return found[-1].removeprefix(f"{node}: ") if found else ""
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
 from typing import Final, NamedTuple
@@ -38,7 +36,7 @@ _LASTING = {
     Cause.NODE_UNFIT: "a node is unfit; a restart would not help",
 }
 _LOST = (Cause.NODE_LOST, Cause.VANISHED)
-_OF_NODES = (*_LOST, Cause.PREFLIGHT)  # these say nothing about the training
+_OF_NODES = (*_LOST, Cause.PREFLIGHT)  # they say nothing about the training, nor the logs of them
 # Possible first signs of a lost node.
 _LOSS_SIGNS = (*_LOST, Cause.LAUNCHER, Cause.HUNG, Cause.HALTED, Cause.RENDEZVOUS)
 JUDGE: Final = "clusterrun.verbs.diagnose"  # an upper room, which this one only starts
@@ -47,11 +45,9 @@ LIMIT_S: Final = 5.0  # a verdict that takes longer delays no restart
 _MOST_FAULTY: Final = 1 / 4  # of the nodes: more point to something that they share
 # Ends that the logs explain. Lost nodes and nodes that do not meet have rules of their own.
 _EXPLAINED: Final = (Cause.EXCEPTION, Cause.EXIT, Cause.SIGNAL, Cause.LAUNCHER, Cause.HUNG)
-_KNOWN: Final = (Cause.NODE_LOST, Cause.VANISHED, Cause.PREFLIGHT)  # the logs cannot say more
 
 
-@dataclass(frozen=True, kw_only=True)
-class Decision:
+class Decision(NamedTuple):
     """What comes next, why, which nodes to leave out, and the job's state if it ends here.
 
     `rule` is the rule on verdicts that decided, if one did.
@@ -64,8 +60,7 @@ class Decision:
     rule: VerdictRule | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ground:
+class Ground(NamedTuple):
     """What the decision depends on besides the attempts.
 
     `saved_before` is the newest checkpoint before these attempts, -1 without one. `savers` are the
@@ -76,12 +71,12 @@ class Ground:
     """
 
     plan: Plan
+    allocated: tuple[str, ...]
+    unreachable: Callable[[Sequence[str]], tuple[str, ...]]
     saved_before: int = -1
     savers: frozenset[int] = frozenset()
     anew: frozenset[int] = frozenset()
-    allocated: tuple[str, ...]
     is_ending: bool = False
-    unreachable: Callable[[Sequence[str]], tuple[str, ...]]
 
 
 def decide(history: Sequence[Outcome], ground: Ground) -> Decision:
@@ -102,10 +97,10 @@ def decide(history: Sequence[Outcome], ground: Ground) -> Decision:
     bad = _Bad(  # each side of a broken network blames the other: all are asked
         lost=ground.unreachable(newest.nodes) if newest.cause in _LOSS_SIGNS else (),
         faulty=_faulty_nodes(newest),
-        unfit=_unfit_nodes(newest, ground.plan),
+        unfit=_few(newest.unfit, newest) if ground.plan.cluster.scheduler.can_lose_node else (),
     )
     if newest.cause is Cause.PREFLIGHT and not bad.unfit:
-        return _stop("the nodes share what failed in preflight; a restart would not help")
+        return _stop("the nodes share the problem that preflight found; a restart would not help")
     exclude = _left_out(newest, bad)
     is_of_nodes = bool(bad.lost or bad.faulty)
     if not is_of_nodes and (proof := _proven(history)):
@@ -170,8 +165,8 @@ def _futile(history: Sequence[Outcome], ground: Ground, *, is_lost: bool) -> str
     is_lost |= newest.cause in _OF_NODES
     if needs_checkpoint(plan, newest.checkpoint) and not is_lost:
         return (
-            "clusterrun knows of no checkpoint to continue from; pass --max-restarts N if the "
-            "script saves its own"
+            "checkpoints/ in the run directory has no complete checkpoint, and the script reported "
+            "none; pass --max-restarts N if it saves elsewhere"
         )
     if len(_blamed(fruitless)) >= FRUITLESS or len(stuck) >= LOSSES:
         beyond = "" if newest.checkpoint is None else f" beyond step {newest.checkpoint}"
@@ -269,7 +264,7 @@ def _again(newest: Outcome, ground: Ground, bad: _Bad) -> Decision:
     why, rule = _why(newest, bad), VerdictRule.FAULTY_NODE if bad.faulty and not bad.lost else None
     if _are_enough(ground, exclude):
         return Decision(next=Next.RELAUNCH, why=why, exclude=exclude, rule=rule)
-    return dataclasses.replace(_in_the_queue(ground, why, exclude), rule=rule)
+    return _in_the_queue(ground, why, exclude)._replace(rule=rule)
 
 
 def _why(newest: Outcome, bad: _Bad) -> str:
@@ -292,7 +287,7 @@ def load_judge() -> None:
 
 def judge(paths: RunPaths, outcome: Outcome) -> ShortVerdict | None:
     """Diagnose a failed attempt, in a process that can be ended; None without a cause in time."""
-    if not outcome.cause.is_failure or outcome.cause in _KNOWN:
+    if not outcome.cause.is_failure or outcome.cause in _OF_NODES:
         return None
     try:
         data = parse_object(_judged(paths, outcome) or "")
@@ -319,7 +314,7 @@ def _proven(history: Sequence[Outcome]) -> tuple[str, VerdictRule] | None:
     if verdict is None or newest.cause not in _EXPLAINED or not _is_certain(verdict):
         return None
     if _would_repeat(history, verdict):
-        why = f"{verdict.cause}, before the first step: another try would fail the same way"
+        why = f"{verdict.cause}, before the first step: a new attempt would fail the same way"
         return why, VerdictRule.WOULD_REPEAT
     if _is_repeated(history, verdict):
         why = f"{verdict.cause} at the same place for the second time, without a step in between"
@@ -328,22 +323,16 @@ def _proven(history: Sequence[Outcome]) -> tuple[str, VerdictRule] | None:
 
 
 def _faulty_nodes(newest: Outcome) -> tuple[str, ...]:
-    """Return the nodes that the verdict blames, unless they are too many to be the cause."""
+    """Return the nodes that the verdict blames."""
     verdict = newest.verdict
     if verdict is None or verdict.status is not Certainty.ESTABLISHED or not verdict.blames_node:
         return ()
-    nodes = tuple(node for node in newest.nodes if node in verdict.nodes)
-    return nodes if _are_few(nodes, newest) else ()
+    return _few(tuple(node for node in newest.nodes if node in verdict.nodes), newest)
 
 
-def _unfit_nodes(newest: Outcome, plan: Plan) -> tuple[str, ...]:
-    """Return the nodes that failed preflight, unless they are too many, or all this machine."""
-    is_alone = plan.cluster.scheduler.can_lose_node and _are_few(newest.unfit, newest)
-    return newest.unfit if is_alone else ()
-
-
-def _are_few(nodes: Sequence[str], newest: Outcome) -> bool:
-    return len(nodes) <= max(1, _MOST_FAULTY * len(newest.nodes))
+def _few(nodes: tuple[str, ...], newest: Outcome) -> tuple[str, ...]:
+    """Return these nodes, or none if they are too many to be the cause."""
+    return nodes if len(nodes) <= max(1, _MOST_FAULTY * len(newest.nodes)) else ()
 
 
 def _is_certain(verdict: ShortVerdict) -> bool:
@@ -368,10 +357,7 @@ def _is_repeated(history: Sequence[Outcome], verdict: ShortVerdict) -> bool:
     before = history[-2].verdict if len(history) > 1 else None
     if before is None or before.cause != verdict.cause or not _is_certain(before):
         return False
-    reached = [
-        [-1 if number is None else number for number in (end.step, end.checkpoint)]
-        for end in history[-2:]
-    ]
+    reached = [(-1 if end.step is None else end.step, _saved(end)) for end in history[-2:]]
     is_further = any(new > old for old, new in zip(*reached, strict=True))
     if verdict.retry in (Retry.YES, Retry.EXCLUDE) or is_further:
         return False

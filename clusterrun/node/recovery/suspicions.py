@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from clusterrun.diagnosis.kinds import Doubt, Suspicion
 from clusterrun.diagnosis.training import Losses, PrintedTraining
@@ -25,13 +24,12 @@ LEAST_REPORTS: Final = 20  # of one loss: fewer may be chance
 SAVED_BYTES: Final = 1 << 20  # a rank that wrote as much may have saved in its own way
 
 
-@dataclass(frozen=True, kw_only=True)
-class Success:
+class Success(NamedTuple):
     """What an attempt left that exited with status 0: events of rank 0's node, what it printed."""
 
     events: Sequence[Event] = ()
     has_checkpoint: bool = False
-    printed: PrintedTraining = field(default_factory=PrintedTraining)
+    printed: PrintedTraining = PrintedTraining()
 
     def of(self, kind: EventType) -> list[Event]:
         """Return the events of a type."""
@@ -58,8 +56,7 @@ def examine(paths: RunPaths, attempt: int) -> None:
 
     Raises OSError or ValueError if the run's files can't be read or written.
     """
-    outcome = read_outcome(paths, attempt)
-    if outcome is None or outcome.code or not outcome.nodes:
+    if (outcome := read_outcome(paths, attempt)) is None or outcome.code or not outcome.nodes:
         return
     head = list(read_ends(paths.events(outcome.nodes[0]), attempt))
     has_resumed = any(event.type is EventType.RESUMED and event.step for event in head)

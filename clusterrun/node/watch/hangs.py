@@ -15,11 +15,11 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 
@@ -27,11 +27,13 @@ from clusterrun.diagnosis.kinds import INSTALLED
 from clusterrun.node.base.causes import Cause, Failure, NodeExit
 from clusterrun.node.base.tasks import SharedDisk, Tasks
 from clusterrun.node.forward.spool import Spool
-from clusterrun.node.link.head import Answers, Questions
 from clusterrun.rundir.outcome import answer_path, requests
 from clusterrun.shared.control_page import STACKS_SIGNAL
 from clusterrun.shared.files import end_of, size_of, write_whole
 from clusterrun.shared.wording import count
+
+if TYPE_CHECKING:  # agents need neither
+    from clusterrun.node.link.head import Answers, Questions
 
 STEPS_MEASURED = 50
 PATIENCE = 10  # times a usual step
@@ -49,9 +51,9 @@ REQUESTS_S = 1.0  # between looks for requests
 _STACK_BYTES = 1 << 20
 NAMED_GROUPS = 4
 _STACK = "Stack (most recent call first):"
-_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
+_FRAME = r'(?m)^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$'
 # Where ranks wait for others: in a collective, or in the backward pass, which ends in one.
-_WAITING = re.compile(
+_WAITING = (
     r"distributed_c10d\.py|_engine_run_backward|/torch/distributed/|/deepspeed/comm/|store\.py"
     r"|synchronize|_cuda_synchronize"
 )
@@ -63,8 +65,7 @@ _STATES = {
 _CERTAIN = ("gone", _STATES[psutil.STATUS_STOPPED], _STATES[psutil.STATUS_TRACING_STOP])
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankPlace:
+class RankPlace(NamedTuple):
     """Where a rank is in the user's code (`train.py:120 in step`), and whether it waits for others.
 
     `state` is why the process does not run, "" if it runs; `stack` is a checksum of the stack.
@@ -76,11 +77,6 @@ class RankPlace:
     is_waiting: bool
     state: str = ""
     stack: int = 0
-
-    @property
-    def is_halted(self) -> bool:
-        """Return whether the process exists but does not run."""
-        return self.state in _STATES.values()
 
 
 async def places(pids: Mapping[int, int], spool: Spool, node: str) -> list[RankPlace]:
@@ -119,34 +115,23 @@ def _state(pid: int) -> str:
 
 
 def _place(rank: int, node: str, states: tuple[str, str], text: str) -> RankPlace:
-    frames, now = main_frames(text), states[1]
+    newest = text.rpartition(_STACK)[2]  # of faulthandler: the main thread, innermost first
+    frames = [f"{f['file']}:{f['line']} in {f['name']}" for f in re.finditer(_FRAME, newest)]
+    now = states[1]
     # A process that reads a file is briefly blocked in the kernel.
     state = now if now in (states[0], *_CERTAIN) else ""
     where = next((f for f in frames if not INSTALLED.search(f)), frames[0] if frames else "")
-    is_waiting = any(_WAITING.search(frame) for frame in frames)
+    is_waiting = any(re.search(_WAITING, frame) for frame in frames)
     stack = zlib.crc32("\n".join(frames).encode())
     return RankPlace(
         rank=rank, node=node, where=where, is_waiting=is_waiting, state=state, stack=stack
     )
 
 
-def main_frames(text: str) -> list[str]:
-    """Return the frames of the main thread, innermost first, of faulthandler's newest stack."""
-    found = _FRAME.finditer(text.rpartition(_STACK)[2])
-    return [f"{match['file']}:{match['line']} in {match['name']}" for match in found]
-
-
-def is_moving(before: Iterable[RankPlace], now: Iterable[RankPlace]) -> bool:
-    """Return whether the stack of any rank has changed."""
-    stacks = {place.rank: place.stack for place in before}
-    return any(stacks.get(place.rank, place.stack) != place.stack for place in now)
-
-
 def suspect(found: Iterable[RankPlace]) -> RankPlace | None:
     """Return the rank that the others wait for, if one stands out."""
     given = sorted(found, key=lambda place: place.rank)
-    halted = [place for place in given if place.state]
-    if halted:
+    if halted := [place for place in given if place.state]:
         return halted[0]
     busy = [place for place in given if not place.is_waiting]
     return busy[0] if 0 < len(busy) <= max(1, len(given) // 2) else None
@@ -169,7 +154,7 @@ def sentence(found: Iterable[RankPlace]) -> str:
 
 def to_data(found: Iterable[RankPlace]) -> dict[str, Any]:
     """Return places as a member's answer."""
-    return {"places": [vars(place) for place in found]}
+    return {"places": [place._asdict() for place in found]}
 
 
 def from_data(message: Mapping[str, Any]) -> list[RankPlace]:
@@ -206,11 +191,10 @@ def _ask(pipe: Path) -> bool:
 
 
 def _version(path: Path) -> tuple[int, int]:
-    try:
+    with contextlib.suppress(OSError):
         found = path.stat()
-    except OSError:
-        return 0, 0
-    return found.st_ino, found.st_mtime_ns
+        return found.st_ino, found.st_mtime_ns
+    return 0, 0
 
 
 async def answer_looks(
@@ -242,7 +226,6 @@ async def _looked(nodes: Sequence[str], questions: Questions) -> dict[str, Any]:
     return {**to_data(places), "dumped": dumped, "silent": silent}
 
 
-@dataclass(kw_only=True)
 class Progress:
     """Watch a count that grows with the steps, and the bytes that ranks print.
 
@@ -250,15 +233,12 @@ class Progress:
     while the scheduler suspends the job does not count.
     """
 
-    floor_s: float
-    _steps: int = 0
-    _printed: int = 0
-    _looked_at: float | None = None
-    _watched_s: float = 0.0
-    _moved_at: float = 0.0
-    _step_at: float = 0.0
-    _extensions: int = 0
-    _durations: deque[float] = field(default_factory=lambda: deque(maxlen=STEPS_MEASURED))
+    def __init__(self, floor_s: float) -> None:
+        self.floor_s = floor_s
+        self._steps = self._printed = self._extensions = 0
+        self._watched_s = self._moved_at = self._step_at = 0.0
+        self._looked_at: float | None = None
+        self._durations = deque[float](maxlen=STEPS_MEASURED)
 
     def look(self, now: float, *, steps: int, printed: int) -> None:
         """Record how far the ranks are; `now` in seconds of a monotonic clock."""
@@ -323,7 +303,7 @@ class HangWatch:
 
     def __post_init__(self) -> None:
         """Start measuring."""
-        self._progress = Progress(floor_s=self.floor_s)
+        self._progress = Progress(self.floor_s)
 
     def heard_of(self, *, calls: int, printed: int) -> None:
         """Take how often the ranks have asked whether to save, and the bytes that they printed."""
@@ -340,12 +320,11 @@ class HangWatch:
 
     def look(self) -> None:
         """Report once if there was no progress for too long."""
-        now = time.monotonic()
         is_looking = self._looking is not None and not self._looking.done()
         if self._is_through or self._is_leaving or self._is_reported or is_looking:
             return
         printed = self._printed + self._others_reported
-        self._progress.look(now, steps=self._steps(), printed=printed)
+        self._progress.look(time.monotonic(), steps=self._steps(), printed=printed)
         if stalled_s := self._progress.stalled_s:
             self._looking = self.tasks.start(self._report(stalled_s))
 
@@ -359,7 +338,7 @@ class HangWatch:
         """Find a stuck rank: it does nothing, while others may save or compute for a long time."""
         is_stuck = False
         while not is_stuck:
-            progress = Progress(floor_s=self.floor_s)
+            progress = Progress(self.floor_s)
             while not progress.stalled_s:
                 progress.look(time.monotonic(), steps=1, printed=await self._signs())
                 await asyncio.sleep(min(LEAVERS_LOOK_S, self.floor_s / 4))
@@ -385,7 +364,9 @@ class HangWatch:
         moved = await self._signs() - signs
         found, answers = await everywhere(self.questions)
         is_saving = moved > SAVE_BYTES + IDLE_BYTES * len(found)
-        return found, len(answers.silent), is_moving(before, found), is_saving
+        stacks = {place.rank: place.stack for place in before}
+        is_moving = any(stacks.get(each.rank, each.stack) != each.stack for each in found)
+        return found, len(answers.silent), is_moving, is_saving
 
     async def _report(self, stalled_s: float) -> None:
         """Report where the ranks are, unless one moves or saves: a long save is not a hang."""
@@ -403,14 +384,12 @@ class HangWatch:
         blamed = suspect(found) or next(iter(found if self._is_leaving else ()), None)
         where = f": {sentence(found)}" if found else ""
         silent = f"; {count(unheard, 'node')} did not answer" if unheard else ""
-        self.failed(
-            Failure(
-                at=time.time(),
-                node=blamed.node if blamed else self.node,
-                rank=blamed.rank if blamed else None,
-                code=int(NodeExit.HUNG),
-                cause=Cause.HALTED if blamed and blamed.is_halted else Cause.HUNG,
-                message=f"{text}{where}{silent}",
-                where=blamed.where.partition(" ")[0] if blamed else "",
-            )
+        failure = Failure(
+            node=blamed.node if blamed else self.node,
+            rank=blamed.rank if blamed else None,
+            code=int(NodeExit.HUNG),
+            cause=Cause.HALTED if blamed and blamed.state in _STATES.values() else Cause.HUNG,
+            message=f"{text}{where}{silent}",
+            where=blamed.where.partition(" ")[0] if blamed else "",
         )
+        self.failed(failure)

@@ -28,12 +28,12 @@ from clusterrun.node.base.causes import (
     warning_reason,
 )
 from clusterrun.node.base.tasks import SharedDisk, Tasks
-from clusterrun.node.link.head import Head, Questions
 from clusterrun.rundir.outcome import Reason, read_request, write_request
 from clusterrun.shared.control_page import ControlPage, SavePoint
 from clusterrun.shared.wording import count
 
 if TYPE_CHECKING:  # slow to import, and agents need none
+    from clusterrun.node.link.head import Head, Questions
     from clusterrun.node.recovery.conclude import Account
 
 SETTLE_S = 0.02  # for a rank that looked just before the hold to publish its count
@@ -49,7 +49,7 @@ WARNINGS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 CAUGHT_S = 1.0  # between two looks at what ranks catch
 DELIVERY_S = 0.5  # for Slurm to signal all processes of a node
 RECENT_S = 10.0  # earlier signals were a person's
-_CAUGHT = re.compile(r"^SigCgt:\s*([0-9a-f]+)", re.MULTILINE)
+_CAUGHT = r"(?m)^SigCgt:\s*([0-9a-f]+)"
 # Ends of ranks that may follow from the signal that they have handled.
 _BY_HANDLER = (Cause.EXIT, Cause.SIGNAL, Cause.LAUNCHER, Cause.CANCELLED)
 
@@ -123,9 +123,7 @@ class Interruption:
         if reason is Reason.END and not self._is_over:
             self._is_over = True
             self.tasks.start(self._end())
-        elif reason is Reason.END:
-            self._settle()
-        elif self.reason is None:
+        elif reason is not Reason.END and self.reason is None:
             self.reason = reason
             self.tasks.start(self._leave(reason))
         else:
@@ -153,9 +151,8 @@ class Interruption:
             self.head.report_failure(cancelled(next(iter(self.head.names), "")))
 
     def _cancelled(self) -> Ending:
-        why = Reason.END.text
-        if self.reason is Reason.TIME_LIMIT:
-            why = f"{self.reason.text}: the ranks did not exit in time"
+        late = f"{Reason.TIME_LIMIT.text}: the ranks did not exit in time"
+        why = late if self.reason is Reason.TIME_LIMIT else Reason.END.text
         return Ending(code=int(NodeExit.CANCELLED), reason=why, cause=Cause.CANCELLED)
 
     async def _warn_ranks(self) -> bool:
@@ -165,9 +162,8 @@ class Interruption:
         """
         only = (signal.SIGTERM,) if self.is_used else WARNINGS
         first = self.named if self.reason is Reason.TIME_LIMIT and not self._is_over else ()
-        message: dict[str, Any] = {"only": list(map(int, only)), "first": list(map(int, first))}
         self._is_asking = True
-        answers = await self.head.questions.ask("warn", **message)
+        answers = await self.head.questions.ask("warn", only=only, first=first)
         self._is_asking = False
         counts, had_left = [*answers.given.values()], self._left
         self._is_handled |= any(each["warned"] for each in counts)
@@ -241,13 +237,13 @@ class Interruption:
 
     def _end_handlers(self) -> None:
         """End ranks that still handle a signal; without a checkpoint, they have the whole limit."""
-        may_end = self.account.checkpoint is not None or self.reason is Reason.CANCEL
-        if self._left and may_end:
+        if self._left and (self.account.checkpoint is not None or self.reason is Reason.CANCEL):
             self.head.decision.make(self._interrupted())
 
     def _completion(self) -> Ending:
         """Return how a training without failures ended: interrupted or complete."""
-        has_left = self._is_handled or (self.reason is not None and self.head.have_left)
+        have_left = any(peer.has_left for peer in self.head.peers.values())
+        has_left = self._is_handled or (self.reason is not None and have_left)
         is_early = has_left and not self.account.is_through
         return self._interrupted() if is_early else Ending.completed()
 
@@ -293,7 +289,7 @@ async def agree(questions: Questions, request: int) -> int:
 def caught(pid: int) -> frozenset[int]:
     """Return which warnings a process has handlers for (proc(5)); none if it is gone."""
     with contextlib.suppress(OSError):
-        if found := _CAUGHT.search(Path(f"/proc/{pid}/status").read_text(errors="replace")):
+        if found := re.search(_CAUGHT, Path(f"/proc/{pid}/status").read_text(errors="replace")):
             return frozenset(n for n in WARNINGS if int(found[1], 16) >> n - 1 & 1)
     return frozenset()
 

@@ -41,8 +41,7 @@ _LEAST_S: Final = 0.001  # of a wait
 DEVICE: Final = Path("/dev/kmsg")
 MOST_RECORDS: Final = 50_000
 _RECORD_BYTES: Final = 8192  # the kernel's are shorter
-PIDS: Final = Path("/proc/self/ns/pid")
-INITIAL_PIDS: Final = 0xEFFFFFFC  # of PIDS, unless this is a container
+INITIAL_PIDS: Final = 0xEFFFFFFC  # of /proc/self/ns/pid, unless this is a container
 MOST_LINES: Final = 60
 LETTERS: Final = 500  # of a line
 OLD_S: Final = 7200.0  # the training went on after an older message
@@ -129,13 +128,6 @@ def _is_of_gpu(text: str, pids: Pids, gpus: Collection[str]) -> bool:
     if found is None or (pid and pids and int(pid[1]) not in pids):
         return False
     return pci_address(found["gpu"]) in gpus
-
-
-def is_container() -> bool:
-    """Return whether this process has other pids than the kernel's log."""
-    with contextlib.suppress(OSError):
-        return PIDS.stat().st_ino != INITIAL_PIDS
-    return True
 
 
 class Gpus:
@@ -274,8 +266,7 @@ def worse(old: NvmlGpu, new: NvmlGpu) -> Iterator[str]:
         yield "a part of its memory now waits for its replacement (reset the GPU)"
     if old.is_worn is False and new.is_worn:
         yield "remapping a row of its memory failed (replace the GPU)"
-    needed = NEEDED.get(new.recovery or 0)
-    if needed and old.recovery not in NEEDED:
+    if (needed := NEEDED.get(new.recovery or 0)) and old.recovery not in NEEDED:
         yield f"the driver now asks for {needed}"
 
 
@@ -303,17 +294,17 @@ class NodeNotes:
 
     async def notes(self, ending: Ending, ranks: Pids) -> list[Note]:
         """Return what is known about a failed attempt; `ranks` maps pids to ranks."""
-        failure = ending.failure
-        if failure is None or not ending.cause.is_failure:
+        if (failure := ending.failure) is None or not ending.cause.is_failure:
             return []
         try:
             return await self._found(failure, ranks)
         except Exception as error:  # noqa: BLE001 - notes must not change how an attempt ends
-            text = f"cannot note what the node knows: {error!r}"
+            text = f"cannot record node evidence: {error!r}"
             return [Note(source=NoteSource.AGENT, text=text)]
 
     async def _found(self, failure: Failure, ranks: Pids) -> list[Note]:
-        pids = {} if is_container() else {**dict.fromkeys(descendants()), **ranks}
+        is_container = os.stat("/proc/self/ns/pid").st_ino != INITIAL_PIDS
+        pids = {} if is_container else {**dict.fromkeys(descendants()), **ranks}
         gpus: Collection[str] = self.gpus.before if self.gpus else ()
         found = [*self._of_memory(failure), *self._kernel.notes(pids, gpus)]
         if self.gpus and failure.cause is not Cause.NODE_LOST:

@@ -92,8 +92,7 @@ def node_report(plan: Plan, who: Identity) -> Report:
 
 def missing_packages(plan: Plan) -> str:
     """Return which packages for the launch this interpreter lacks; empty if none."""
-    missing = [name for name in plan.strategy.packages if not own_version(name)]
-    if not missing:
+    if not (missing := [name for name in plan.strategy.packages if not own_version(name)]):
         return ""
     way_out = "install clusterrun[train] there, or name another interpreter with --python"
     return f"{missing_text(sys.executable, missing)}; {way_out}"
@@ -124,8 +123,7 @@ def visible_gpus(env: Mapping[str, str], asked: GpuAnswer) -> int | None:
     """Count the GPUs that the scheduler or the user gave this node; None if unknown."""
     if "CUDA_VISIBLE_DEVICES" in env:
         return len(device_names(env))
-    text = env.get("SLURM_GPUS_ON_NODE", "")
-    if text.isdigit():
+    if (text := env.get("SLURM_GPUS_ON_NODE", "")).isdigit():
         return int(text)
     return None if asked.any.absent or asked.any.problem else len(asked.any.gpus)
 

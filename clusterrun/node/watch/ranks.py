@@ -13,19 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clusterrun.node.base.causes import Cause, Failure
-from clusterrun.node.base.processes import (
-    exit_and_signal,
-    how_ended,
-    is_running,
-    open_pidfd,
-    wait_status,
-)
+from clusterrun.node.base.processes import exit_code, how_ended, is_running, open_pidfd
 from clusterrun.node.forward.spool import EventReader, Spool
 
 LEAVE_S = 3.0  # how long a rank that has reported its failure may take to exit
 _CAUSES = {cause.value: cause for cause in Cause}
 # What gloo, NCCL and torch's store raise in a rank that has lost a peer (torch 2.13).
-_LOST_PEER = re.compile(
+_LOST_PEER = (
     r"Connection (closed|reset) by peer|Connection was likely closed|pair closure|Broken pipe"
     r"|remote process exited|communicator was aborted|recvValue"
 )
@@ -42,7 +36,7 @@ class Rank:
     pidfd: int | None = None
     report: dict[str, Any] = field(default_factory=dict)
     ended_at: float = 0.0
-    status: int | None = None
+    code: int | None = None  # of its process; negative: a signal
     is_settled: bool = False
 
 
@@ -104,7 +98,7 @@ class Ranks:
         """Record when and how a process ended, before its parent reaps it."""
         if rank.ended_at == 0.0:
             rank.ended_at = time.time()
-            rank.status = wait_status(rank.pid)
+            rank.code = exit_code(rank.pid)
         self._unfollow(rank)
         self._listen(rank)
         self._check(rank)
@@ -120,10 +114,10 @@ class Ranks:
             return
         is_asked = closely or rank.pidfd is None
         if is_asked and not rank.ended_at and not is_running(rank.pid):
-            rank.ended_at, rank.status = time.time(), wait_status(rank.pid)
-        if rank.ended_at and rank.status is None:  # no descriptor was free
-            rank.status = wait_status(rank.pid)
-        is_known = rank.ended_at and (rank.status is not None or rank.report)
+            rank.ended_at = time.time()
+        if rank.ended_at and rank.code is None:  # no descriptor was free
+            rank.code = exit_code(rank.pid)
+        is_known = rank.ended_at and (rank.code is not None or rank.report)
         patience_s = 0.0 if closely else LEAVE_S
         is_overdue = rank.report.get("code") and time.time() - rank.report["ts"] > patience_s
         if is_known or is_overdue:
@@ -148,7 +142,7 @@ class Ranks:
             rank, code = self._rank(int(entry["rank"])), int(entry["exitcode"])
             if not rank.is_settled:
                 rank.ended_at = rank.ended_at or time.time()
-                rank.status = code << 8 if code >= 0 else -code  # as wait(2) has it
+                rank.code = code
                 self._settle(rank)
 
     @property
@@ -167,11 +161,6 @@ class Ranks:
         for pid in {*self.pids.values()} - {*besides}:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
-
-    @property
-    def known(self) -> int:
-        """The number of ranks that have begun to report."""
-        return len(self.spool.ranks())
 
     def all_ended(self, count: int) -> bool:
         """Return whether at least `count` ranks are known, and all of these have ended."""
@@ -198,18 +187,17 @@ def _failure(rank: Rank, node: str) -> Failure | None:
             cause=cause,
             message=message,
             where=str(report.get("where", "")),
-            has_lost_peer=cause is Cause.EXCEPTION and bool(_LOST_PEER.search(message)),
+            has_lost_peer=cause is Cause.EXCEPTION and bool(re.search(_LOST_PEER, message)),
         )
-    code, number = exit_and_signal(rank.status or 0)
-    if code == 0:
+    if not rank.code:
         return None
     when = " after the script had completed" if report else ""
     return Failure(
         at=rank.ended_at,
         node=node,
         rank=rank.number,
-        code=code,
-        signal=number,
-        cause=Cause.SIGNAL if number else Cause.EXIT,
-        message=f"{how_ended(-number or code).removeprefix('was ')}{when}",
+        code=rank.code if rank.code > 0 else 128 - rank.code,
+        signal=max(0, -rank.code),
+        cause=Cause.SIGNAL if rank.code < 0 else Cause.EXIT,
+        message=f"{how_ended(rank.code).removeprefix('was ')}{when}",
     )
