@@ -254,7 +254,7 @@ def test_a_code_above_128_is_a_signal_and_without_an_end_slurms_counts(runs: Run
 
 
 def test_reasons_are_put_in_plain_words() -> None:
-    never = "it will not start"
+    allows = "allows; it will not start"
     unavailable = "nodes down, drained or reserved: n[1-2]"
     reserved = "nodes are reserved, perhaps for maintenance; a shorter --time may let it start"
     account = "Job's account not permitted to use this partition (gpu allows ml,nlp not bio)"
@@ -269,10 +269,8 @@ def test_reasons_are_put_in_plain_words() -> None:
         ("ReqNodeNotAvail, UnavailableNodes:", reserved, True),
         ("ReqNodeNotAvail, Reserved for maintenance", reserved, True),
         ("AReasonOf2031", "AReasonOf2031", None),
-        *(
-            (code, f"exceeds a limit on one job or node ({code}); {never}", False)
-            for code in ("QOSMaxCpuPerJobLimit", "AssocMaxMemPerNode")
-        ),
+        ("QOSMaxCpuPerJobLimit", f"requests more CPUs per job than the QOS {allows}", False),
+        ("AssocMaxMemPerNode", f"requests more memory per node than the account {allows}", False),
         (account, "the account may not use this partition", False),
         ("JobHeldUser", "held by you; release it: scontrol release 7", False),
         ("", "the scheduler has not considered it yet", True),

@@ -8,7 +8,9 @@ from enum import Enum
 
 UNAVAILABLE = "UnavailableNodes:"
 # A limit on one job, or on its share of one node: waiting does not help.
-_OF_ONE = re.compile(r"(QOS|Assoc)Max\w{1,40}Per(Job|Node)(Limit)?$")
+_OF_ONE = re.compile(r"(QOS|Assoc)Max(\w{1,40}?)Per(Job|Node)(?:Limit)?$")
+_WHAT = {"Cpu": "CPUs", "GRES": "GPUs", "Mem": "memory", "Memory": "memory", "Node": "nodes"}
+_WHAT["WallDuration"] = "time"
 WAITS_FOR_REPAIR = "nodes that it needs are down or drained"
 
 # What codes mean, by whether waiting is enough. Of several that begin a code, the longest counts.
@@ -22,6 +24,7 @@ _MEANINGS: dict[bool | None, dict[str, str]] = {
         "ReqNodeNotAvail": "nodes are reserved, perhaps for maintenance; "
         "a shorter --time may let it start",
         "Reservation": "waiting for its reservation",
+        "Licenses": "waiting for licenses",
         "QOSMax|QOSJobLimit": "your limit in this QOS is reached; it waits for your other jobs",
         "QOSGrp": "all users together have reached the limit of the QOS",
         "AssocGrp|AssocMax|AssociationJobLimit": "the account's limit is reached",
@@ -40,6 +43,9 @@ _MEANINGS: dict[bool | None, dict[str, str]] = {
         "launch failed requeued held": "its launch failed; release it: scontrol release JOB",
         "AccountNotAllowed|Job's account not permitted": "the account may not use this partition",
         "QOSNotAllowed|Job's QOS not permitted": "the QOS is not allowed here",
+        "InvalidAccount": "the account is not valid",
+        "InvalidQOS": "the QOS is not valid",
+        "DeadLine": "its deadline cannot be met",
     },
     None: {
         "Constraints": "waiting for nodes with the requested features",
@@ -156,6 +162,8 @@ def explain(reason: str, job_id: str) -> PendingReason:
         return PendingReason(code=code, text=text, can_start=None, names_nodes=True)
     matches = [known for known in REASONS if (code or "None").startswith(known)]
     text, can_start = REASONS[max(matches, key=len)] if matches else (reason, None)
-    if code not in REASONS and _OF_ONE.match(code):
-        text, can_start = f"exceeds a limit on one job or node ({code}); it will not start", False
+    if code not in REASONS and (limit := _OF_ONE.match(code)):
+        what, source = _WHAT.get(limit[2], limit[2]), "QOS" if limit[1] == "QOS" else "account"
+        scope, can_start = limit[3].lower(), False
+        text = f"requests more {what} per {scope} than the {source} allows; it will not start"
     return PendingReason(code=code, text=text.replace("JOB", job_id), can_start=can_start)
