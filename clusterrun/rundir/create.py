@@ -45,8 +45,8 @@ def create_run(runs_dir: RunsDir, name: str, run_id: str, bundle: Bundle) -> Run
     paths = dataclasses.replace(paths, made=tuple(filterfalse(os.path.lexists, above)))
     undo = _remove_made
     try:
-        _make_parents(root, paths)
         try:
+            _make_parents(root, paths)
             paths.root.mkdir(mode=0o700)
         except FileNotFoundError:  # a refused submission has removed what it had made above
             _make_parents(root, paths)
