@@ -51,7 +51,7 @@ def in_terminal(argv: list[str], **settings: Any) -> tuple[int, str]:
     """Run a program in a terminal; return its exit status and what was shown."""
     master, slave = pty.openpty()
     streams = dict.fromkeys(("stdin", "stdout", "stderr"), slave)
-    process = subprocess.Popen(argv, **streams, **settings)
+    process = subprocess.Popen(argv, **{**streams, **settings})
     os.close(slave)
     shown = b"".join(_read(master))
     return process.wait(60 * patience()), shown.decode()

@@ -60,12 +60,11 @@ def question_of(resolved: Resolved, *, is_open: bool = False, may_count: bool = 
     given = {name: value for name in same.split() if (value := getattr(spec, name))}
     # The job may write to a disk that this machine sees: its own, or a cluster's.
     places = (choose_cluster(Cluster.AUTO), choose_cluster(spec.cluster))
-    is_seen = _runs_here(spec) or all(place.scheduler.shares_files for place in places)
+    runs_here = _runs_here(spec)
+    is_seen = runs_here or all(place.scheduler.shares_files for place in places)
     saves_here = spec.save_every is not None and is_seen
     within, between = spec.intra_node_bandwidth, spec.inter_node_bandwidth
-    cpus = _cpus(spec)
-    if cpus is None and _runs_here(spec):
-        cpus = usable_cpus() // (spec.nodes or 1)
+    host_bytes, cpus = _of_node(spec, runs_here=runs_here)
     measured = (x for x in stored_scaling(resolved) if x.is_of(setup, is_cpu=is_cpu))
     question = Question(
         **given,
@@ -73,7 +72,7 @@ def question_of(resolved: Resolved, *, is_open: bool = False, may_count: bool = 
         is_cpu=is_cpu,
         gpu=None if is_cpu else gpu,
         gpu_bytes=spec.gpu_mem_bytes or (gpu.memory_bytes if gpu else None),
-        host_bytes=_host_bytes(spec),
+        host_bytes=host_bytes,
         cpus_per_rank=max(1, cpus // setup.procs_per_node) if cpus else None,
         samples=_samples(spec),
         epochs=spec.epochs or (None if spec.max_steps else 1),
@@ -126,7 +125,7 @@ def planned(resolved: Resolved, *, strategy: Strategy | None = None) -> Choice:
     Raises UsageError if too little is known, ClusterrunError if nothing fits.
     """
     question = question_of(_submitted(resolved), is_open=True)
-    for choice in recommend(question, effective_batch(question), strategy=strategy):
+    for choice in recommend(question, question.effective_batch, strategy=strategy):
         if estimate(dataclasses.replace(question, setup=choice.setup)).never_ends:
             raise ClusterrunError(
                 "the training takes longer than its time limit, and saves nothing",
@@ -137,11 +136,6 @@ def planned(resolved: Resolved, *, strategy: Strategy | None = None) -> Choice:
         f"no setup fits{f' under {strategy.value}' if strategy else ''} at any micro-batch",
         hint="run clusterrun plan --recommend to see the setup that needs the least memory",
     )
-
-
-def effective_batch(question: Question) -> int:
-    """Return the samples of a step: the requested number, else the product of its parts."""
-    return question.wanted_batch or question.setup.effective_batch
 
 
 def assumptions_of(resolved: Resolved) -> tuple[str, ...]:
@@ -258,7 +252,7 @@ def _gpu(spec: JobSpec) -> Gpu | None:
 # The model
 
 
-def _model(resolved: Resolved, *, may_count: bool = True) -> Model:
+def _model(resolved: Resolved, *, may_count: bool) -> Model:
     spec = resolved.spec
     if spec.active_params is not None and spec.params is None:
         raise UsageError("--active-params needs --params", hint="pass all parameters as --params")
@@ -335,9 +329,7 @@ ENVIRONMENT: Final = {
 }
 
 
-def counted(
-    values: Mapping[str, Any], name: str, resolved: Resolved, *, may_count: bool = True
-) -> Model:
+def counted(values: Mapping[str, Any], name: str, resolved: Resolved, *, may_count: bool) -> Model:
     """Count the model of a config.json, as transformers would build it; the answer is cached.
 
     Without `may_count`, only a cached answer is returned.
@@ -425,20 +417,22 @@ def _prices(spec: JobSpec, gpu: Gpu | None) -> dict[str, float]:
     return prices
 
 
-def _host_bytes(spec: JobSpec) -> int | None:
-    """Return the memory that the job gets on a node; None if Slurm decides."""
-    gpu_count, cpus = _gpu_count(spec), _cpus(spec)
-    if spec.host_mem_bytes is not None:
-        return spec.host_mem_bytes
-    for text, times in ((spec.mem, 1), (spec.mem_per_gpu, gpu_count), (spec.mem_per_cpu, cpus)):
-        if text and times and text.strip("0"):  # --mem=0 is all memory of the node
+def _of_node(spec: JobSpec, *, runs_here: bool) -> tuple[int | None, int | None]:
+    """Return the memory and the CPUs that the job gets on a node; None if Slurm decides."""
+    gpus_of_node = 1 if spec.gpus_per_node is None else spec.gpus_per_node  # by default one
+    cpus = spec.cpus_per_task or (spec.cpus_per_gpu or 0) * gpus_of_node or None
+    found = spec.host_mem_bytes
+    for text, times in ((spec.mem, 1), (spec.mem_per_gpu, gpus_of_node), (spec.mem_per_cpu, cpus)):
+        if found is None and text and times and text.strip("0"):  # --mem=0 is all of the node
             # A bare number is MiB, as in Slurm.
-            return times * (int(text) << 20 if text.isdecimal() else parse_bytes(text))
-    if _runs_here(spec):
+            found = times * (int(text) << 20 if text.isdecimal() else parse_bytes(text))
+    if runs_here and found is None:
         import psutil
 
-        return psutil.virtual_memory().total // (spec.nodes or 1)
-    return None
+        found = psutil.virtual_memory().total // (spec.nodes or 1)
+    if runs_here and cpus is None:
+        cpus = usable_cpus() // (spec.nodes or 1)
+    return found, cpus
 
 
 def _runs_here(spec: JobSpec) -> bool:
@@ -446,17 +440,6 @@ def _runs_here(spec: JobSpec) -> bool:
     if spec.cluster is Cluster.AUTO and (spec.gpu or spec.gpu_mem_bytes or not _is_cpu(spec)):
         return False
     return bool(choose_cluster(spec.cluster).scheduler.is_this_machine)
-
-
-def _cpus(spec: JobSpec) -> int | None:
-    if spec.cpus_per_task:
-        return spec.cpus_per_task
-    return (spec.cpus_per_gpu or 0) * _gpu_count(spec) or None
-
-
-def _gpu_count(spec: JobSpec) -> int:
-    """Return the GPUs of a node that requests for each GPU count; by default there is one."""
-    return 1 if spec.gpus_per_node is None else spec.gpus_per_node
 
 
 def _free_bytes(path: Path) -> int | None:

@@ -132,6 +132,9 @@ def _contained(
     with files.noting_damage() as found:
         try:
             status = _status(record, end, answer)
+        except PermissionError as error:
+            what = f"you cannot read {error.filename or error}"
+            status = JobStatus(record=record, state=JobState.UNKNOWN, notes=(what,))
         except Exception as error:  # noqa: BLE001 - other jobs are shown as usual
             what = f"clusterrun failed to read this run: {type(error).__name__}: {error}"
             with contextlib.suppress(OSError):
@@ -289,7 +292,8 @@ def _notes(
     is_late = state is JobState.COMPLETED and evidence.is_unheard  # it needed no save
     notes = [evidence.unsaved] if evidence.unsaved and not is_late else []
     if not record.job_id and not record.is_damaged:
-        notes.append("its submission was interrupted; look for it with 'squeue --me'")
+        look = "; look for it with 'squeue --me'" * bool(record.cluster.scheduler.reads_sbatch)
+        notes.append(f"its submission was interrupted{look}")
     if isinstance(answer, SchedulerUnreachableError) and not state.is_terminal:
         notes.append(answer.message)
     elif answer is not None and not (job.source or job.note or state.is_terminal):

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import click
 
 from clusterrun.backends.environment import working_directory
-from clusterrun.backends.machine_facts import choose_cluster, find_gpus, read_script, visible_gpus
+from clusterrun.backends.machine_facts import choose_cluster, read_script
 from clusterrun.backends.slurm.site import associations, kinds, node_groups
 from clusterrun.cli.shared import output
 from clusterrun.cli.shared.options import JobCommand, JobOptions, job_options
@@ -243,12 +243,7 @@ def _names(names: Iterable[str]) -> str:
 
 def _place() -> dict[str, Known]:
     if choose_cluster(Cluster.AUTO).scheduler.is_this_machine:
-        gpus = len(visible_gpus(find_gpus(), os.environ))
-        where = {"cluster": Known("local", "this machine has no Slurm"), "slurm.nodes": Known("1")}
-        if gpus:
-            return {**where, "slurm.gpus_per_node": Known(str(gpus), "one rank per GPU")}
-        ranks = Known("2", "ranks per node; this machine has no GPU")
-        return {**where, "launch.nproc_per_node": ranks, "launch.device": Known("cpu")}
+        return {"cluster": Known("local", "this machine has no Slurm")}  # submit counts the GPUs
     known = {"cluster": Known("slurm", "this machine has sbatch"), "slurm.nodes": Known("1")}
     rows = kinds(node_groups(None))
     if not rows:

@@ -18,8 +18,6 @@ from clusterrun.cli.shared.closing import Row, block, labelled
 from clusterrun.cli.shared.job_view import choose_attempts, cut, find_announced, timestamp
 from clusterrun.cli.shared.options import explain_option
 from clusterrun.config.secrets import is_secret, redacted
-from clusterrun.diagnosis.lines import PrintedLine
-from clusterrun.diagnosis.scan import FoundSign
 from clusterrun.diagnosis.weigh import Verdict
 from clusterrun.errors import ClusterrunError, Exit, JobNotFoundError, UsageError
 from clusterrun.rundir import reading
@@ -140,19 +138,15 @@ def _rows(found: Diagnosis) -> Iterator[Row]:
 def _signs(found: Diagnosis, told: str) -> list[str]:
     """Return the first two signs that are not `told` below."""
     lines = [each.line for each in found.verdict.evidence] if found.verdict else []
-    new = [line for line in lines if _first_line(line) not in told]
-    return [f"{place_of(line, found)}: {_first_line(line)}" for line in new[:2]]
-
-
-def _first_line(line: PrintedLine) -> str:
-    return cut(line.text.strip().partition("\n")[0])
+    signs = [(cut(line.text.strip()), place_of(line, found)) for line in lines]
+    return [f"{place}: {text}" for text, place in signs if text not in told][:2]
 
 
 def _after(found: Diagnosis) -> Iterator[str]:
     """Yield what was printed because of it: for each kind of line the first one."""
     for each in found.verdict.consequences if found.verdict else ():
         where = f" on {count(len(each.ranks), 'rank')}" if each.ranks else ""
-        yield f"{count(each.count, 'line')}{where} such as: {_first_line(each.first)}"
+        yield f"{count(each.count, 'line')}{where} such as: {cut(each.first.text.strip())}"
 
 
 def _without_verdict(found: Diagnosis) -> Iterator[Row]:
@@ -188,7 +182,17 @@ def diagnosis_object(found: Diagnosis) -> dict[str, Any]:
             }
             for each in (verdict.consequences if verdict else ())
         ],
-        "evidence": [_evidence(each) for each in (verdict.evidence if verdict else ())],
+        "evidence": [
+            {
+                "source": line.source.lower() if line.source in REPORTED else "log",
+                "file": line.file,
+                "line": line.number,
+                "rank": line.rank,
+                "node": line.node or None,
+                "text": line.text.strip(),
+            }
+            for line in (each.line for each in (verdict.evidence if verdict else ()))
+        ],
     }
 
 
@@ -209,20 +213,7 @@ def _verdict_object(verdict: Verdict, found: Diagnosis) -> dict[str, Any]:
         "retry": (retry_of(told, run) if told else verdict.retry).value,
         "exclude_nodes": list(verdict.nodes) if cause.blames_node else [],
         "means": cause.means,
-        "do": [str(advice) for advice in to_do(told, run)] if told else [],
-    }
-
-
-def _evidence(finding: FoundSign) -> dict[str, Any]:
-    line = finding.line
-    is_reported = line.source in REPORTED
-    return {
-        "source": line.source.lower() if is_reported else "log",
-        "file": line.file,
-        "line": line.number,
-        "rank": line.rank,
-        "node": line.node or None,
-        "text": line.text.strip(),
+        "do": [str(advice) for advice in to_do(told, run, found.failure)] if told else [],
     }
 
 

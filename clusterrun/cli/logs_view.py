@@ -254,7 +254,7 @@ class LogPrinter:
 
     def print_lines(self, lines: Sequence[LogLine]) -> None:
         """Print lines, or hold them until their rest or their copies arrive."""
-        write = self._flush if isinstance(self._view, RawView) else self._write  # it joins many
+        write = self._flush if isinstance(self._view, RawView) and len(lines) > 1 else self._write
         for start in range(0, len(lines), _AT_ONCE):
             self._view.show_all(lines[start : start + _AT_ONCE])
             write()

@@ -8,13 +8,7 @@ from typing import Any, Final
 
 import click
 
-from clusterrun.advice.question import (
-    Measured,
-    assumptions_of,
-    effective_batch,
-    measure,
-    question_of,
-)
+from clusterrun.advice.question import Measured, assumptions_of, measure, question_of
 from clusterrun.cli import plan_view
 from clusterrun.cli.shared import complete, output
 from clusterrun.cli.shared.options import JobCommand, JobOptions, job_options
@@ -118,19 +112,18 @@ def command(
     if as_json:
         output.answer_json(_estimate_object(answer, near, others))
     else:
-        plan_view.show(answer, near, what=what, alternatives=others)
+        plan_view.show(answer, near, what=what, others=others)
     return {None: Exit.FAILED, Fit.NO: Exit.NO}.get(answer.verdict, Exit.OK)
 
 
 def _recommend(question: Question, *, as_json: bool) -> Exit:
-    effective = effective_batch(question)
-    choices = best_per_strategy(recommend(question, effective))
+    choices = best_per_strategy(recommend(question, question.effective_batch))
     if as_json:
-        output.answer_json(_choices_object(choices, question, effective))
+        output.answer_json(_choices_object(choices, question))
     elif choices:
         plan_view.show_choices(choices, question)
     if not choices:
-        output.warn(plan_view.nothing_fits(smallest(question, effective), question))
+        output.warn(plan_view.nothing_fits(smallest(question, question.effective_batch), question))
         return Exit.NO
     answer = estimate(dataclasses.replace(question, setup=choices[0].setup))
     if answer.never_ends:
@@ -231,14 +224,12 @@ def _estimate_object(
     }
 
 
-def _choices_object(
-    choices: Sequence[Choice], question: Question, effective: int
-) -> dict[str, Any]:
+def _choices_object(choices: Sequence[Choice], question: Question) -> dict[str, Any]:
     """Describe the setups that fit, the fastest first."""
     return {
         "schema": SCHEMA,
         "inputs": _inputs(question),
-        "batch": _batch(effective, question.setup),
+        "batch": _batch(question.effective_batch, question.setup),
         "recommended": [
             _choice(choice) | {"relative_time": choice.step_s / choices[0].step_s}
             for choice in choices

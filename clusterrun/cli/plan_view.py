@@ -23,16 +23,12 @@ _WORDS: Final = {Fit.FITS: "fits", Fit.TIGHT: "fits tightly", Fit.NO: "does not 
 
 
 def show(
-    answer: Estimate,
-    around: Sequence[Estimate],
-    *,
-    what: str | None,
-    alternatives: Sequence[Choice] = (),
+    answer: Estimate, around: Sequence[Estimate], *, what: str | None, others: Sequence[Choice]
 ) -> None:
     """Print an estimate, the verdict first, and its neighbours: a table if `what` is given."""
     colour = _COLOURS[answer.verdict] if answer.verdict else None
     first = click.style(verdict_line(answer), fg=colour, bold=True)
-    more = (*_alternatives(alternatives, answer.question.setup), *_pace(answer))
+    more = (*_alternatives(others, answer.question.setup), *_pace(answer))
     for line in (first, *more, "", *_lines(answer)):
         output.answer(line)
     if what is not None:

@@ -12,10 +12,11 @@ from clusterrun.errors import Exit
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.wording import count
 from clusterrun.verbs.find import FORWARDED
+from clusterrun.verbs.render import prepare
 from clusterrun.verbs.resume import (
     Resumption,
+    change,
     newest_failed,
-    prepare_resubmit,
     prepare_resume,
     resume_prepared,
 )
@@ -149,7 +150,7 @@ def _object(plan: Resumption, record: JobRecord, warnings: submission.Warnings) 
     found = plan.start.checkpoint
     return {
         **submission.submission_object(record, plan.prepared, warnings, verb="resume"),
-        "attempt": plan.status.attempt + (not plan.is_complete),
+        "attempt": plan.status.attempt + (0 if plan.is_complete else 1),
         "checkpoint": str(found.path) if found else None,
         "step": found.step if found else None,
         "passed_over": list(plan.start.passed_over),
@@ -187,9 +188,8 @@ def resubmit_command(
     clusterrun resubmit 4711 -N 4 --exclude-bad
     """
     earlier = job_view.locate_announced(run)
-    prepared, changed = prepare_resubmit(
-        earlier, flags=job.flags, overrides=job.overrides, exclude_bad=exclude_bad
-    )
+    changed = change(earlier, job.flags, job.overrides, exclude_bad=exclude_bad)
+    prepared = prepare(changed.resolved, is_again=True)
     prepared.refuse_problem()
     warnings = submission.print_notes(prepared)
     submission.print_changes(changed)

@@ -16,7 +16,7 @@ from clusterrun.cli.shared.closing import closing_rows, labelled
 from clusterrun.errors import ClusterrunError, Exit, NotAdoptedError, describe
 from clusterrun.launch.passed_on import REQUEUE_DELAY
 from clusterrun.rundir.outcome import Cause, Next, Outcome
-from clusterrun.rundir.record import JobRecord, remember_home
+from clusterrun.rundir.record import JobRecord, other_owner, remember_home
 from clusterrun.shared.durations import clock
 from clusterrun.shared.hostlist import fold_hosts
 from clusterrun.shared.state import JobState
@@ -99,7 +99,8 @@ def _look(record: JobRecord, *, follow: bool, waiting: bool) -> JobStatus:
 
 
 def _say_notes(job: JobStatus) -> None:
-    for text in (*job.notes, *(f"damaged: {name}" for name in job.damaged)):
+    what = "you cannot read" if other_owner(job.record.paths.root) else "damaged:"
+    for text in (*job.notes, *(f"{what} {name}" for name in job.damaged)):
         output.note(text)
     if job.pending and job.pending.is_held:
         record = job.record
@@ -147,6 +148,8 @@ def _adopt(record: JobRecord) -> None:
 def _lines(job: JobStatus) -> Iterator[tuple[str, str]]:
     record, closing = job.record, [*closing_rows(job)]
     yield "job", f"{record.job_id or '-'}  {record.name}"
+    if owner := other_owner(record.paths.root):
+        yield "owner", f"{owner}, another user"
     yield "state", "  ".join(_state(job))
     yield from labelled("suspect", (each.text for each in job.suspicions))
     if why := job_view.where_or_why(job):
@@ -188,11 +191,7 @@ def _checkpoint(job: JobStatus) -> str:
     if job.checkpoint:
         is_trainers = job.checkpoint.rpartition("/")[2].startswith("checkpoint-")
         return f"{'the Trainer saved ' * is_trainers}{job.checkpoint}"
-    for attempt in reversed(job.attempts):
-        if attempt.outcome and attempt.outcome.checkpoint is not None:
-            step = attempt.outcome.checkpoint
-            return f"step {step}, the newest when attempt {attempt.number} ended"
-    return ""
+    return job_view.earlier_checkpoint(job)
 
 
 def _state(job: JobStatus) -> Iterator[str]:

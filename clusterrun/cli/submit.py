@@ -136,7 +136,8 @@ def _machine(prepared: Prepared) -> Finding:
     if noted:
         return note("doctor", ", ".join(noted), "run clusterrun doctor with the same options")
     looked = sum(each.severity is Severity.OK for each in found)
-    return ok("doctor", f"{count(looked, 'check')} of this machine and Slurm, nothing wrong")
+    slurm = " and Slurm" * bool(prepared.plan.cluster.scheduler.reads_sbatch)
+    return ok("doctor", f"{count(looked, 'check')} of this machine{slurm}, nothing wrong")
 
 
 def _estimate(prepared: Prepared) -> Finding:
@@ -153,13 +154,14 @@ def _estimate(prepared: Prepared) -> Finding:
 
 
 def _queue(prepared: Prepared) -> Finding:
+    name = "sbatch" if prepared.plan.cluster.scheduler.reads_sbatch else "script"
     try:
         answer = check(prepared)
     except SchedulerUnreachableError as error:
-        return skip("sbatch", f"Slurm has not checked the script: {describe(error)}")
+        return skip(name, f"Slurm has not checked the script: {describe(error)}")
     except ClusterrunError as error:
-        return fail("sbatch", describe(error), "; ".join(error.hints))
-    return ok("sbatch", answer or "bash finds no errors; this job does not run on Slurm")
+        return fail(name, describe(error), "; ".join(error.hints))
+    return ok(name, answer or "bash finds no errors")
 
 
 # Without a submission
@@ -176,7 +178,7 @@ def render_command(
     """Print the batch script that submit sends.
 
     submit sends the same bytes; you can also pass them to sbatch yourself. For hosts (--cluster
-    ssh, allocation), render prints the command with which to start each host by hand.
+    ssh, allocation), render prints the command that starts the training by hand, for each host.
 
     \b
     clusterrun render -N 2 --gpus-per-node 4 train.py | less
@@ -187,7 +189,7 @@ def render_command(
     if prepared.problem:
         output.note(f"submit would refuse this here: {prepared.problem.message}")
     if checks:
-        output.say(check(prepared) or "bash finds no errors; Slurm was not asked")
+        output.say(check(prepared) or "bash finds no errors")
     if output_dir is not None:
         _write_files(prepared, Path(output_dir))
     if output_dir is None or as_json:

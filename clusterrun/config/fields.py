@@ -320,8 +320,8 @@ def _refuse_secrets(field: Field, value: Any, label: str) -> None:
         )
 
 
-def _seconds(_field: Field, text: str, _label: str) -> int:
-    return parse_seconds(text)
+def _of_text(parse: Callable[[str], int]) -> Callable[[Field, str, str], int]:
+    return lambda _field, text, _label: parse(text)
 
 
 class Format(NamedTuple):
@@ -348,10 +348,8 @@ _FORMATS: Final[Mapping[Kind, Format]] = {
     Kind.ENUM: Format((str,), "one of its values", _enum, lambda value: str(value.value)),
     Kind.TEXTS: Format((tuple, list), "a list of str", write=tuple),
     Kind.MAPPING: Format((Mapping,), "a mapping of str to str", write=dict),
-    Kind.MINUTES: Format(
-        *_WHOLE, lambda _field, text, _label: parse_slurm_minutes(text), lambda m: clock(60 * m), 1
-    ),
-    Kind.SECONDS: Format(*_WHOLE, _seconds, format_seconds, 1),
-    Kind.DURATION: Format(*_WHOLE, _seconds, format_seconds, 0),
-    Kind.BYTES: Format(*_WHOLE, lambda _field, text, _label: parse_bytes(text), format_bytes, 1),
+    Kind.MINUTES: Format(*_WHOLE, _of_text(parse_slurm_minutes), lambda m: clock(60 * m), 1),
+    Kind.SECONDS: Format(*_WHOLE, _of_text(parse_seconds), format_seconds, 1),
+    Kind.DURATION: Format(*_WHOLE, _of_text(parse_seconds), format_seconds, 0),
+    Kind.BYTES: Format(*_WHOLE, _of_text(parse_bytes), format_bytes, 1),
 }

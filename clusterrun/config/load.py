@@ -32,7 +32,7 @@ from clusterrun.config.spec import (
     hint_for_key,
     words,
 )
-from clusterrun.errors import ConfigError, UsageError
+from clusterrun.errors import UsageError
 from clusterrun.shared.durations import format_seconds
 from clusterrun.shared.wording import nearest
 
@@ -194,12 +194,6 @@ class Given(NamedTuple):
     flag: str = ""
     speaker: str = "command line"
 
-    @property
-    def origin(self) -> Origin:
-        """Return the source and its option."""
-        text = f"{self.speaker} ({self.flag})" if self.flag else self.speaker
-        return Origin(text=text, is_of_user=True)
-
 
 def environment_settings(environ: Mapping[str, str], anchor: Anchor) -> Iterator[Setting]:
     """Read the `CLUSTERRUN_<SECTION>_<KEY>` variables that are not empty."""
@@ -265,10 +259,11 @@ def flag_settings(flags: Mapping[str, Any], anchor: Anchor) -> Iterator[Setting]
         field = BY_NAME.get(name)
         if field is None:
             raise UsageError(f"unknown setting '{name}'", hint=hint_for_key(name, ""))
+        source = f"{given.speaker} ({given.flag})" if given.flag else given.speaker
         yield from settings_of(
             field,
             _raw(given.value),
-            given.origin,
+            Origin(text=source, is_of_user=True),
             anchor,
             label=given.flag or field.key,
             adds=field.kind is Kind.TEXTS and field.name not in ("args", "hosts"),
@@ -307,8 +302,7 @@ class Merged:
     def __init__(self, layers: list[Layer]) -> None:
         self.values: dict[str, Any] = {}
         self.origins: dict[str, Origin] = {}
-        kept, displaced = displace(layers)
-        settings = [setting for layer in kept for setting in layer]
+        settings, displaced = displace(layers)
         for setting in settings:
             self.lay(setting)
         self.notes = list(filter(None, {each.key: each.note for each in settings}.values()))
@@ -371,16 +365,16 @@ class Merged:
             self.origins.setdefault(field.key, BUILT_IN)
 
 
-def displace(layers: list[Layer]) -> tuple[list[Layer], list[tuple[Setting, Setting]]]:
+def displace(layers: list[Layer]) -> tuple[list[Setting], list[tuple[Setting, Setting]]]:
     """Drop what a higher layer replaces; also return what was dropped, with its replacement.
 
     The arguments of a lower layer belong to its script, and are dropped with it.
     """
-    kept: list[Layer] = []
+    kept: list[Setting] = []
     dropped: list[tuple[Setting, Setting]] = []
     rivals: dict[str, Setting] = {}
     for layer in reversed(layers):
-        names = rivals.keys() - {setting.field.name for higher in kept for setting in higher}
+        names = rivals.keys() - {setting.field.name for setting in kept}
         dropped += [(s, rivals[s.field.name]) for s in layer if s.field.name in names]
         own = [setting for setting in layer if setting.field.name not in rivals]
         named = [s for s in own if s.field.name in ("script", "module")]
@@ -390,20 +384,17 @@ def displace(layers: list[Layer]) -> tuple[list[Layer], list[tuple[Setting, Sett
         for setting in own:
             for name in _DISPLACES.get(setting.field.name, ()):
                 rivals.setdefault(name, setting)
-        kept.insert(0, own)
+        kept = own + kept
     return kept, dropped
 
 
 def refuse_mistakes(documents: Sequence[Document]) -> None:
     """Raise the first mistake in the files, with the number of the rest."""
     errors = [error for document in documents for error in document.errors]
-    if not errors:
-        return
-    first = errors[0]
-    more = (f"to list {len(errors) - 1} more: clusterrun config validate",) if errors[1:] else ()
-    raise ConfigError(
-        first.message, hint=(*first.hints, *more), cause=first.cause, where=first.where
-    ) from first
+    if errors[1:]:
+        errors[0].hints += (f"to list {len(errors) - 1} more: clusterrun config validate",)
+    if errors:
+        raise errors[0]
 
 
 def chosen_profile(

@@ -51,7 +51,6 @@ class Call:
 class Trace:
     """What a rank did in one group: the calls from number `first` on."""
 
-    members: tuple[int, ...] = ()
     first: int = 0
     calls: list[Call | None] = field(default_factory=list)
     done: int = -1  # the newest that finished
@@ -105,8 +104,9 @@ class Recordings:
     def __init__(self, world: int = 0, waiting: Iterable[int] = ()) -> None:
         self.ranks: set[int] = set()
         self._world, self._excused = world, frozenset(waiting)
-        self._groups: dict[tuple[str, str], dict[int, Trace]] = {}
-        self._calls: dict[tuple[Any, ...], Call] = {}
+        # By name, members (groups of one name may have others) and description; by rank.
+        self._groups: dict[tuple[str, tuple[int, ...], str], dict[int, Trace]] = {}
+        self._calls: dict[Call, Call] = {}  # each once: ranks make the same
         self._is_own: dict[Any, bool] = {}  # files
 
     def add(self, rank: int, data: bytes) -> bool:
@@ -121,11 +121,10 @@ class Recordings:
             for entry in dump.get("entries", ()):
                 if not entry.get("is_p2p"):
                     group = entry["process_group"]
-                    if group not in traces:  # groups of one name may have other members
-                        members = config.get(group[0], ())
-                        key = f"{group[0]}{members or ''}", group[1]
+                    if group not in traces:
+                        key = group[0], config.get(group[0], ()), group[1]
                         ranks = self._groups.setdefault(key, {})
-                        traces[group] = ranks.setdefault(rank, Trace(members=members))
+                        traces[group] = ranks.setdefault(rank, Trace())
                     number = int(entry["collective_seq_id"])
                     traces[group].add(number, self._call(entry))
                     traces[group].entered_at = entry["time_created_ns"] / 1e9
@@ -138,12 +137,9 @@ class Recordings:
 
     def _call(self, entry: Mapping[str, Any]) -> Call:
         op = entry["profiling_name"].partition(":")[2].partition(" ")[0]
-        sizes, types = entry["input_sizes"], entry["input_dtypes"]
-        key = (op, repr(sizes), repr(types), self._where(entry.get("frames", ())))
-        if key not in self._calls:
-            shape = f"{key[1]} {' '.join(types)}".strip()
-            self._calls[key] = Call(op=op, shape=shape, where=key[3])
-        return self._calls[key]
+        shape = f"{entry['input_sizes']} {' '.join(entry['input_dtypes'])}".strip()
+        call = Call(op=op, shape=shape, where=self._where(entry.get("frames", ())))
+        return self._calls.setdefault(call, call)
 
     def _where(self, frames: Iterable[Mapping[str, Any]]) -> str:
         """Return the innermost frame of the user's code, as in `train.py:88 in step`."""
@@ -160,8 +156,8 @@ class Recordings:
         """Return where the training hangs; None if no rank waits for another."""
         found = [
             stuck
-            for (_, about), ranks in self._groups.items()
-            if (stuck := self._stuck(about or "a group", ranks)) is not None
+            for (_, members, about), ranks in self._groups.items()
+            if (stuck := self._stuck(about or "a group", members, ranks)) is not None
         ]
         waiting = {rank for stuck in found for rank in stuck.waiting}
 
@@ -172,15 +168,16 @@ class Recordings:
 
         return min(found, key=order, default=None)
 
-    def _stuck(self, group: str, ranks: Mapping[int, Trace]) -> Stuck | None:
-        members = {rank for trace in ranks.values() for rank in trace.members}
+    def _stuck(
+        self, group: str, members: Iterable[int], ranks: Mapping[int, Trace]
+    ) -> Stuck | None:
         if not members:
-            members = set(range(self._world)) if group == DEFAULT_GROUP else set(ranks)
+            members = range(self._world) if group == DEFAULT_GROUP else ranks
         lasts = [trace.last for trace in ranks.values()]
         newest, oldest = max(lasts), min(lasts)
         if mismatch := self._mismatch(group, ranks, oldest):
             return mismatch
-        absent = members - ranks.keys() - (self._excused - self.ranks)
+        absent = {*members} - ranks.keys() - (self._excused - self.ranks)
         number = min(newest, oldest + 1)
         odd = tuple(sorted({*absent, *(r for r, t in ranks.items() if t.last < number)}))
         calls = {r: call for r, trace in ranks.items() if (call := trace.call(number))}
@@ -290,27 +287,24 @@ class Works(Generic[T]):
     """The reports of all ranks: of each process group, by rank."""
 
     _groups: dict[str, dict[int, _Report[T]]] = field(default_factory=dict)
-    _calls: dict[int | None, re.Match[str]] = field(default_factory=dict)  # the newest, by rank
-    _alone: dict[int | None, dict[str, tuple[str, T]]] = field(default_factory=dict)
+    _calls: dict[int | None, dict[str, tuple[str, T]]] = field(default_factory=dict)  # by rank
     left: int = _MOST
 
     def feed(self, text: str, rank: int | None, found: T) -> None:
         """Take a line with one of WORDS."""
         if call := _CALL.search(text):
             self.left -= 1
-            self._calls[rank] = call
-            self._alone.setdefault(rank, {})[call["seq"]] = _signature(call), found
+            self._calls.setdefault(rank, {})[call["seq"]] = _signature(call), found
         elif status := _STATUS.search(text):
             self.left -= 1
             reports = self._groups.setdefault(status["group"], {})
-            call = self._calls.get(rank)
+            called, _ = self._calls.get(rank, {}).get(status["stuck"], ("", found))
             stuck = int(status["stuck"]) if status["stuck"] else None
-            is_same = call is not None and call["seq"] == status["stuck"]
             if stuck is not None or int(status["rank"]) not in reports:
                 reports[int(status["rank"])] = _Report(
                     entered=int(status["entered"]),
                     stuck=stuck,
-                    call=_signature(call) if call and is_same else "",
+                    call=called,
                     found=found,
                 )
 
@@ -318,10 +312,10 @@ class Works(Generic[T]):
         """Yield what the reports show, with the place of the rank that differs."""
         for reports in self._groups.values():
             yield from _of_group(list(reports.values()))
-        if len(self._groups) > 1 or any(len(calls) > 1 for calls in self._alone.values()):
+        if len(self._groups) > 1 or any(len(calls) > 1 for calls in self._calls.values()):
             return
         # What the ranks waited in, also those whose group was not printed.
-        seen = [(seq, *call) for calls in self._alone.values() for seq, call in calls.items()]
+        seen = [(seq, *call) for calls in self._calls.values() for seq, call in calls.items()]
         if len({seq for seq, _, _ in seen}) == 1:
             yield from _mismatch([(signature, found) for _, signature, found in seen])
 

@@ -62,6 +62,11 @@ class Question:
     within_node: float | None = None
     between_nodes: float | None = None
 
+    @property
+    def effective_batch(self) -> int:
+        """Return the samples of a step: the requested number, else the product of its parts."""
+        return self.wanted_batch or self.setup.effective_batch
+
     def links(self, gpu: Gpu) -> Links:
         """Return the links of a GPU in these nodes; speeds that are given take precedence."""
         of_gpu = 1e9 * gpu.fabric

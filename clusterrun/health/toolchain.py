@@ -98,7 +98,7 @@ def toolkit(cuda: str | None, environ: Mapping[str, str], *, is_sure: bool) -> F
     found = _release(program)
     if not found:
         return skip(name, f"{program} does not print its version")
-    text = f"nvcc has CUDA {found}, but torch was built with CUDA {cuda}"
+    text = f"nvcc has CUDA {found}, torch was built with CUDA {cuda}"
     if found.split(".")[0] != cuda.split(".")[0]:
         is_off = environ.get("DS_SKIP_CUDA_CHECK") == "1"
         text = f"{text}{', DS_SKIP_CUDA_CHECK=1' * is_off}"

@@ -266,6 +266,8 @@ def of_nodes(
     unstarted: Collection[str],
     said: Mapping[str, str],
     waited_s: float,
+    *,
+    has_slurm: bool = True,
 ) -> dict[str, list[Finding]]:
     """Return the checks of each node.
 
@@ -282,7 +284,8 @@ def of_nodes(
         if report is None:
             words = UNSTARTED if node in unstarted else said.get(node, "")
             has_joined = node in (met or ())
-            checks[node] = [unreported(node, words, waited_s, has_joined=has_joined)]
+            about = {"has_joined": has_joined, "has_slurm": has_slurm}
+            checks[node] = [unreported(node, words, waited_s, **about)]
             continue
         own = [ok("node.report", "reported"), *report.checks, _computed(node, report, behind)]
         checks[node] = own if met is None else [*own, *_joint(report, met, problem)]
@@ -290,10 +293,16 @@ def of_nodes(
 
 
 def unreported(
-    node: str, words: str, waited_s: float = 0.0, *, has_joined: bool = False
+    node: str,
+    words: str,
+    waited_s: float = 0.0,
+    *,
+    has_joined: bool = False,
+    has_slurm: bool = True,
 ) -> Finding:
     """Return the failure of a node that did not report; `words`: why, if that is known."""
-    hint = f"look at it with: scontrol show node {node}; {_LEAVE_OUT.format(node)}"
+    look = f"look at it with: scontrol show node {node}; " * has_slurm
+    hint = f"{look}{_LEAVE_OUT.format(node)}"
     if words and words != UNSTARTED:
         hint = f"correct this, or leave the node out with --exclude {node}"
     elif has_joined:

@@ -65,8 +65,8 @@ def decide_environment(
     invalid ones.
     """
     check_variables(spec)
-    given = {n: (n, value, "yours (network.env)") for n, value in spec.network_env.items()}
-    given |= {n: (n, value, "yours (env)") for n, value in spec.env.items()}
+    given = {name: (name, text, "yours (network.env)") for name, text in spec.network_env.items()}
+    given |= {name: (name, text, "yours (env)") for name, text in spec.env.items()}
     taken = {*given, *(new for new, old in _OLD_NAMES.items() if old in given)}
     torch = facts.interpreter.version_of("torch")
     ours = [row for row in _ours(spec, world, strategy, torch, threads) if row[0] not in taken]

@@ -13,6 +13,7 @@ from clusterrun.linting.rule import Found, Launch, rule
 from clusterrun.linting.source import (
     KNOWN,
     TRAINING,
+    Function,
     Script,
     constant,
     has_unknown_arguments,
@@ -55,6 +56,12 @@ _OUTPUT = (
     r"(?:[_-](?:dir|path|folder|root))?"
 )
 
+# What may be imported without joining the ranks, and what a script that joins them may contain.
+_MODELS = ("diffusers", "huggingface_hub", "peft", "torchmetrics", "transformers")
+_ALONE: Final = ("absl", "click", "clusterrun", "typer", *_MODELS)
+_MAY_JOIN = r"(?i)distributed|device_mesh|exec\(|importlib|runpy|__import__"
+_TRAINERS = "trainer|trainingarg|accelerat|deepspeed|lightning|tp_plan"
+
 
 # The world
 
@@ -65,15 +72,29 @@ _OUTPUT = (
     "wrap the model in DistributedDataParallel after init_process_group(), or use accelerate",
 )
 def _never_joins(script: Script, launch: Launch) -> Iterator[Found]:
-    joined = "distributed" in script.text.lower() or not is_closed(script)
-    if launch.world_size < 2 or joined or launch.strategy == "none":
+    if launch.world_size < 2 or launch.strategy == "none" or not is_closed(script, also=_ALONE):
         return
-    if any(word in script.text for word in ("exec(", "import_module", "__import__", "device_mesh")):
+    words = _MAY_JOIN if script.packages.isdisjoint(_MODELS) else f"{_MAY_JOIN}|{_TRAINERS}"
+    if re.search(words, re.sub(r"(?m)^\s*#.*", "", script.text)):  # comments may say anything
         return
     for call in script.calls(".backward"):
-        if any(isinstance(each, ast.For | ast.While) for each, _ in script.around(call)):
-            yield call, "the training loop is here"
+        if _is_repeated(script, call):
+            yield call, "the training step is here"
             return
+
+
+def _is_repeated(script: Script, node: ast.AST) -> bool:
+    """Return whether a node is in a loop, or in a function that is called in one."""
+    seen, todo = set[ast.AST](), [node]
+    while todo:
+        for parent, _ in script.around(todo.pop()):
+            if isinstance(parent, ast.For | ast.While):
+                return True
+            if isinstance(parent, Function) and parent not in seen:
+                seen.add(parent)
+                is_method = isinstance(next(script.around(parent))[0], ast.ClassDef)
+                todo += script.calls("." * is_method + parent.name)
+    return False
 
 
 @rule(

@@ -138,11 +138,8 @@ class OpenFiles(contextlib.AbstractContextManager["OpenFiles"]):
             descriptor = self._descriptors.get(path)
             if descriptor is None:  # 0 is valid
                 descriptor = self._descriptors[path] = os.open(path, _READ)
-            found = os.pread(descriptor, size, offset)
-            while 0 < len(found) < size:  # some file systems return less before the end
-                more = os.pread(descriptor, size - len(found), offset + len(found))
-                if not more:
-                    break
+            found = b""  # some file systems return less before the end
+            while more := os.pread(descriptor, size - len(found), offset + len(found)):
                 found += more
         except FileNotFoundError:
             return b""

@@ -67,7 +67,7 @@ class Checkpoints:
         self._overrides: Sequence[Mapping[str, Any]] = ()
 
     def newest(self) -> Checkpoint | None:
-        """Return the newest complete checkpoint, the same on all ranks; each checks its own files.
+        """Return the newest complete checkpoint, the same on all ranks; each checks its share.
 
         Rank 0 reports newer incomplete ones and overridden settings on its stderr. Raises
         ClusterrunError for a name in `override` that is not a setting.
@@ -77,7 +77,6 @@ class Checkpoints:
         return found
 
     def _newest(self) -> Checkpoint | None:
-        here, _ = joined_world()
         sharing = Sharing.of_this_rank()
         found = None
         listed = checkpoint_files.listed(self.directory) if sharing.is_first else []
@@ -87,9 +86,9 @@ class Checkpoints:
             found, problem = _verified(path, sharing)
             if found is not None:
                 break
-            if here == 0:
+            if sharing.here == 0:
                 say(checkpoint_files.passed_over(path, problem))
-        if here == 0:
+        if sharing.here == 0:
             emit("resumed", step=found.step if found else 0)
         return found
 
@@ -130,7 +129,6 @@ class Checkpoints:
         step = operator.index(step)  # JSON accepts no tensor or NumPy scalar
         if is_superseded():
             return None
-        here, _ = joined_world()
         sharing = Sharing.of_this_rank()
         unfinished = checkpoint_files.unfinished_directory(self.directory, step, own_attempt())
         final = checkpoint_files.step_directory(self.directory, step)
@@ -151,10 +149,10 @@ class Checkpoints:
         if problem or is_late:
             if sharing.is_first:
                 shutil.rmtree(unfinished, ignore_errors=True)
-            if problem and here == 0:
+            if problem and sharing.here == 0:
                 say_unsaved(step, problem)
             return None
-        if here == 0:
+        if sharing.here == 0:
             emit("checkpoint", path=str(final), step=step)
         if sharing.is_first:
             self._tidy(step)

@@ -176,6 +176,14 @@ def user_name(user_id: int) -> str:
         return str(user_id)
 
 
+def other_owner(root: Path) -> str:
+    """Return the name of another user whom a run directory belongs to; "" if it is this user's."""
+    owner = os.getuid()
+    with contextlib.suppress(OSError):
+        owner = root.stat().st_uid
+    return "" if owner == os.getuid() else user_name(owner)
+
+
 # job.json
 
 
@@ -206,9 +214,9 @@ def read(paths: RunPaths) -> JobRecord:
         there = {"run_dir": str(paths.root.absolute()), "run_id": paths.root.name}
         return typed.of_schema(JobRecord, {**data, **there}, SCHEMA)
     except (OSError, ValueError) as error:
-        raise ClusterrunError(
-            f"cannot read {paths.record}", cause=str(error), hint="choose a run of this version"
-        ) from error
+        owner = other_owner(paths.root)
+        hint = f"ask its owner, {owner}, for access" if owner else "choose a run of this version"
+        raise ClusterrunError(f"cannot read {paths.record}", cause=str(error), hint=hint) from error
 
 
 def read_again(record: JobRecord) -> JobRecord:
@@ -249,7 +257,8 @@ def register_run(run_dir: Path, environ: Mapping[str, str]) -> JobRecord:
     with locked(paths.record_lock):
         if not paths.record.exists():
             write(new_record(plan, paths, argv=(), now=time.time()))
-    record = update(paths, lambda old: _registered(old, environ))
+    job_id = job_id_in(environ)
+    record = update(paths, lambda old: continued_by(old, job_id) if job_id else old)
     if record.job_id:
         link_job(paths, record.job_id)
     return record
@@ -259,13 +268,6 @@ def job_id_in(environ: Mapping[str, str]) -> JobId:
     """Return the id of the job that an environment belongs to; "" for none."""
     names = ("CLUSTERRUN_HOSTS_JOB_ID", "SLURM_JOB_ID", "CLUSTERRUN_LOCAL_JOB_ID")
     return next(filter(None, (JobId.read(environ.get(name)) for name in names)), JobId())
-
-
-def _registered(record: JobRecord, environ: Mapping[str, str]) -> JobRecord:
-    job_id = job_id_in(environ)
-    if not record.job_id:
-        return dataclasses.replace(record, job_id=job_id)
-    return continued_by(record, job_id) if job_id else record
 
 
 # Finding runs again
@@ -345,10 +347,12 @@ def _by_job_id(text: str, runs_dirs: Sequence[RunsDir]) -> JobRecord | None:
     if match is None:
         return None
     job_id, slurm_cluster = JobId(match[1]), match[2]
-    found: list[JobRecord] = []
-    for places in (runs_dirs[:1], runs_dirs[1:]):  # elsewhere, the id may be another job's
-        jobs = [_job_in(place, job_id, slurm_cluster) for place in places if not found]
-        found += filter(None, jobs)
+
+    def jobs(places: Sequence[RunsDir]) -> list[JobRecord]:
+        found = (_job_in(place, job_id, slurm_cluster) for place in places)
+        return [record for record in found if record is not None]
+
+    found = jobs(runs_dirs[:1]) or jobs(runs_dirs[1:])  # elsewhere, the id may be another job's
     if len(found) > 1:
         raise UsageError(
             f"{len(found)} jobs have the id {text}, but none in {runs_dirs[0].root}",
@@ -373,7 +377,8 @@ def _by_path(text: str, runs_dirs: Sequence[RunsDir]) -> JobRecord | None:
     if not text or not os.path.lexists(path):
         return None
     for directory in (path, *path.parents):
-        if os.path.exists(RunPaths(root=directory).record):
+        is_closed = os.path.isdir(directory) and not os.access(directory, os.X_OK)
+        if is_closed or os.path.exists(RunPaths(root=directory).record):
             return read(RunPaths(root=_followed(directory)))
     return None
 
@@ -402,11 +407,8 @@ def _undamaged(record: JobRecord) -> JobRecord:
 
 
 def _not_found(message: str, runs_dirs: Sequence[RunsDir]) -> JobNotFoundError:
-    newest = sorted(
-        (record for runs_dir in runs_dirs for record in list_records(runs_dir, 3)),
-        key=lambda record: record.age_key,
-        reverse=True,
-    )[:3]
+    found = (record for runs_dir in runs_dirs for record in list_records(runs_dir, 3))
+    newest = heapq.nlargest(3, found, key=lambda record: record.age_key)
     known = ", ".join(f"{record.job_id} ({record.name})" for record in newest)
     others = f" or in {count(len(runs_dirs) - 1, 'other project')}" if len(runs_dirs) > 1 else ""
     return JobNotFoundError(

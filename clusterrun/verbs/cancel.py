@@ -53,7 +53,9 @@ def look_before_cancel(*jobs: Which) -> list[JobStatus]:
         if not record.job_id:
             raise JobNotFoundError(
                 f"run {record.run_id} has no job id: its submission was interrupted",
-                hint="look for it with 'squeue --me'",
+                hint=("look for it with 'squeue --me'",)
+                if record.cluster.scheduler.reads_sbatch
+                else (),
             )
     return statuses(list(found.values()), select.backend_of, max_age_s=0)
 

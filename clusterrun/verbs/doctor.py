@@ -241,6 +241,8 @@ def chosen(job: Subject, only: Sequence[str], without: Sequence[str]) -> dict[st
     if not (answer := job.plan.cluster.scheduler.is_this_machine):
         looks |= {name: partial(skip, name, str(answer)) for name in ("node.memory", "gpu.count")}
     looks |= {name: partial(probe, job) for name, probe in _OF_JOB.items()}
+    if not (only or job.plan.cluster.scheduler.reads_sbatch):
+        without = (*without, "slurm.")
     names = (name for name in pages() if name in looks and is_chosen(name, only, without))
     return {name: looks[name] for name in names}
 
@@ -297,6 +299,7 @@ class Smoke:
 
     job_id: str
     run_dir: Path
+    has_slurm: bool = True
     nodes: tuple[str, ...] = ()
     found: dict[str, trial.NodeReport] = field(default_factory=dict)
     met: tuple[str, ...] | None = None
@@ -382,6 +385,7 @@ class _Gathering(Smoke):
 
     def __init__(self, record: JobRecord, progress: Callable[[str], None]) -> None:
         super().__init__(job_id=record.job_id, run_dir=record.paths.root)
+        self.has_slurm = bool(record.cluster.scheduler.reads_sbatch)
         self._record, self._progress = record, progress
         self.now = JobStatus(record=record, state=JobState.PENDING)
         self._told = ""
@@ -455,7 +459,8 @@ def findings(smoke: Smoke) -> tuple[list[Finding], str]:
     output = RunPaths(root=smoke.run_dir).batch_output
     if smoke.blocked:
         text = f"job {smoke.job_id} does not start: {smoke.blocked}"
-        hint = "list the nodes with sinfo -N -l; request others, or fewer with --nodes"
+        look = "list the nodes with sinfo -N -l; " * smoke.has_slurm
+        hint = f"{look}request others, or fewer with --nodes"
         return _without_nodes(smoke, text, hint)
     if smoke.end is not None:
         reason = last_reason(output, 0, smoke.nodes) or last_word(output, or_any=True)
@@ -465,7 +470,8 @@ def findings(smoke: Smoke) -> tuple[list[Finding], str]:
         return _without_nodes(smoke, text, hint)
     nodes, found = smoke.nodes, smoke.found
     said = {node: reason_of(output, node) for node in nodes if node not in found}
-    by_node = trial.of_nodes(nodes, found, smoke.met, smoke.unstarted, said, smoke.waited_s)
+    about = (smoke.met, smoke.unstarted, said, smoke.waited_s)
+    by_node = trial.of_nodes(nodes, found, *about, has_slurm=smoke.has_slurm)
     group = trial.of_group(nodes, found, smoke.met)
     reports = {node: checks[:1] for node, checks in by_node.items()}
     others = {node: checks[1:] for node, checks in by_node.items() if node in found}

@@ -80,12 +80,12 @@ def run_of(job: JobStatus, verdict: ShortVerdict, attempt: int) -> Run | None:
     return Run(job, verdict, resolved.spec, plan, outcome, is_newest=attempt == job.attempt)
 
 
-def to_do(verdict: ShortVerdict, run: Run | None) -> list[Advice]:
+def to_do(verdict: ShortVerdict, run: Run | None, failure: Outcome | None) -> list[Advice]:
     """Return what to do: what this run's numbers allow to compute, then what always applies."""
+    if hints := hints_of(failure, verdict):
+        return [Advice(text=hint) for hint in hints]
     if run is None:  # commands that name a job are of no use
         return [replace(each, run="" if "JOB" in each.run else each.run) for each in verdict.advice]
-    if hints := hints_of(run.outcome, verdict):
-        return [Advice(text=hint) for hint in hints]
     found = [_filled_in(each, run) for each in verdict.advice]
     if remedy := _REMEDIES.get(verdict.cause):
         at, compute = remedy
@@ -180,7 +180,7 @@ def _longer(run: Run) -> list[Advice]:
     found = [Advice(text=text, run=run.resume("--time", limit))]
     jobs = segments(seconds, run.job.limit_s) if saved and run.job.limit_s else 1
     if jobs > 1:
-        text = f"or keep the limit and queue {jobs} jobs, one after another"
+        text = f"or keep the limit and let {jobs} jobs run one after another"
         found.append(Advice(text=text, run=run.resume("--on-interrupt", "successor")))
     return found
 

@@ -143,8 +143,8 @@ def change(
         new = configuration(record, flags, overrides)
     frozen = configuration(record)
     before, after = ({row.key: row.text for row in each.rows()} for each in (frozen, new))
-    changes = (Change(x, before.get(x), after.get(x)) for x in dict.fromkeys((*before, *after)))
-    return Changed(new, tuple(x for x in changes if x.old != x.new), bad)
+    changes = (Change(key, before.get(key), after.get(key)) for key in {**before, **after})
+    return Changed(new, tuple(each for each in changes if each.old != each.new), bad)
 
 
 def refuse_other_world(
@@ -352,20 +352,5 @@ def resubmit(job: Which | None = None, **settings: Any) -> Job:
     """Start a new run with the configuration of an earlier one; `settings` as for `resume`."""
     from clusterrun.verbs.job import Job  # imports submitit, which most commands never need
 
-    prepared, _ = prepare_resubmit(job, flags=settings)
-    return Job(submit_prepared(prepared))
-
-
-def prepare_resubmit(
-    job: Which | None = None,
-    *,
-    flags: Mapping[str, Any] | None = None,
-    overrides: Sequence[str] = (),
-    exclude_bad: bool = False,
-) -> tuple[Prepared, Changed]:
-    """Prepare a new run from an earlier run's configuration; `submit_prepared` starts it.
-
-    Raises UsageError if the job cannot run.
-    """
-    changed = change(locate(job), flags or {}, overrides, exclude_bad=exclude_bad)
-    return prepare(changed.resolved, is_again=True), changed
+    changed = change(locate(job), settings, (), exclude_bad=False)
+    return Job(submit_prepared(prepare(changed.resolved, is_again=True)))

@@ -32,9 +32,8 @@ def _root(tmp_path: Path) -> Path:
 
 
 def packed(root: Path) -> io.BytesIO:
-    stream = io.BytesIO()
-    pack(find_project(root), stream)
-    return stream
+    with pack(find_project(root)) as stream:
+        return io.BytesIO(stream.read())
 
 
 def test_without_git_all_files_but_those_that_are_no_source(root: Path) -> None:

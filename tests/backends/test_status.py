@@ -167,7 +167,9 @@ def test_a_job_that_nobody_knows_is_unknown_never_finished(runs: RunsDir) -> Non
     assert (job.state, job.exit_code) == (JobState.UNKNOWN, None)
     assert job.notes == ("the scheduler no longer knows this job",)
     assert interrupted.state is JobState.UNKNOWN
-    assert "submission was interrupted" in interrupted.notes[0]
+    assert "submission was interrupted; look for it with 'squeue" in interrupted.notes[0]
+    here = dataclasses.replace(interrupted.record, cluster=Cluster.LOCAL)
+    assert statuses([here], lambda _: scheduler)[0].notes == ("its submission was interrupted",)
     assert scheduler.asked == [["7"]]
 
 

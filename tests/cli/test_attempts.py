@@ -59,6 +59,7 @@ def test_each_attempt_has_a_line_with_what_it_lost(here: CommandLine) -> None:
     )
     assert second == "2  node[17,19]"
     assert lines(said.out, "checkpoint") == ["step 100, the newest when attempt 1 ended"]
+    assert "\nsaved  step 100, the newest when attempt 1 ended\n" in here("top", "4711").out
 
 
 @pytest.mark.parametrize("state", ["FAILED", "CANCELLED", "TIMEOUT", "COMPLETED"])

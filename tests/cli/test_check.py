@@ -63,6 +63,7 @@ def test_submit_and_render_print_it_as_a_note(fixed: CommandLine, words: tuple[s
     said = fixed(*words, "train.py")
     assert said.code == 0
     assert "note: train.py:2: MASTER_PORT is set to 29500: two jobs" in said.err
+    assert ("slurm" in said.out.lower()) == ("slurm" in words)
 
 
 def test_nothing_is_claimed_of_a_size_that_nobody_gave(here: CommandLine) -> None:

@@ -70,9 +70,9 @@ def test_a_reader_that_goes_away_or_a_full_disk_is_told_in_one_line() -> None:
 
 def _shown(*args: str, **environ: str) -> str:
     """Run in a terminal, and return what was shown there."""
-    plain = {name: text for name, text in os.environ.items() if "COLOR" not in name}
+    env = {name: text for name, text in os.environ.items() if "COLOR" not in name}
     argv = [sys.executable, "-m", "clusterrun", *args]
-    return in_terminal(argv, env={**plain, "TERM": "xterm", **environ})[1]
+    return in_terminal(argv, stdout=subprocess.DEVNULL, env=env | {"TERM": "xterm"} | environ)[1]
 
 
 RED = "\x1b[31m"

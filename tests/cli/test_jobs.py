@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import time
 from datetime import datetime
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
+from clusterrun.backends import status
 from clusterrun.cli.shared import job_view
 from clusterrun.cli.status import HEAD, READ_MARK
 from clusterrun.diagnosis.kinds import Advice, Certainty, Retry
 from clusterrun.rundir.attempt import amend_attempt
 from clusterrun.rundir.outcome import Cause, ShortVerdict, VerdictRule
 from clusterrun.rundir.paths import RunPaths
+from clusterrun.rundir.record import current_user
 from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import checkpoint, outcome
 from tests.cli.runs import ended, events, queue, running, sampled, submitted
@@ -88,6 +92,22 @@ def test_status_without_a_job_takes_the_newest_and_says_so(here: CommandLine) ->
     assert said.err == "using job 4711 (train, newest run in runs)\n"
     (here.path / "clusterrun.yaml").write_text("script: [\n")
     assert here("status", "4711").code == 0
+
+
+def test_a_run_of_another_user_names_its_owner_and_stays_as_it_is(
+    here: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, me = submitted(here), current_user()
+    queue(here, running())
+    before, other = here.files(), os.getuid() + 1
+    monkeypatch.setattr(os, "getuid", lambda: other)
+    assert f"\nowner      {me}, another user\n" in here("status", str(root)).out
+    closed = PermissionError(13, "Permission denied", "attempts")
+    monkeypatch.setattr(status, "read_evidence", Mock(side_effect=closed))
+    assert here("status", str(root)).err == "note: you cannot read attempts\n"
+    (root / "job.json").write_text("{")
+    assert f"hint: ask its owner, {me}, for access\n" in here("status", str(root)).err
+    assert here.files() == before
 
 
 def test_status_of_several_jobs_asks_once_and_the_worst_decides(here: CommandLine) -> None:

@@ -89,22 +89,14 @@ class Printed:
                 f"{schema} prints {', '.join(new)}: describe them in docs/reference/json.yaml as "
                 "`NAME: [TYPE, MEANING]`, then run docs/reference/generate.py"
             )
-            gone = sorted(_unprinted(fields, paths, set(used.values())))
+            missing = [name for name in fields if name not in used.values()]
+            above = {name: name.rpartition(".")[0].removesuffix("[]") for name in missing}
+            gone = sorted(n for n in missing if not above[n] or any(paths.get(above[n], ())))
             assert not gone, (
                 f"no sample of {schema} prints {', '.join(gone)}: remove them from "
                 "docs/reference/json.yaml, or add a sample to tests/cli/test_json.py"
             )
             _check_types(schema, fields, paths, used)
-
-
-def _unprinted(
-    fields: Mapping[str, Any], paths: Mapping[str, list[Any]], used: set[str | None]
-) -> Iterator[str]:
-    for name in fields:
-        above = name.rpartition(".")[0].removesuffix("[]")
-        is_filled = not above or any(paths.get(above, ()))
-        if name not in used and is_filled:
-            yield name
 
 
 def _check_types(

@@ -111,7 +111,7 @@ def test_the_time_limit_fits_the_steps_that_are_left(here: CommandLine) -> None:
     assert proposed(here, root, state="TIMEOUT", is_saved=False)[1:] == [
         "7,200 steps are left, 02:00:00 at 1 steps/s; with a tenth for starts and saves: "
         "clusterrun resume 4711 --time 02:12:00",
-        "or keep the limit and queue 3 jobs, one after another: "
+        "or keep the limit and let 3 jobs run one after another: "
         "clusterrun resume 4711 --on-interrupt successor",
     ]
 

@@ -7,16 +7,15 @@ would do the same for Slurm, and break the programs of its jobs.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from clusterrun.shared.locks import locked
 from tests.namespaces import ClusterError, run
 
 VERSION = "24.11"
@@ -75,7 +74,8 @@ class Newer:
         if self.installed:
             return False
         self.prefix.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(self.prefix.parent / f"{self.prefix.name}.lock"):
+        lock = self.prefix.parent / f"{self.prefix.name}.lock"
+        with locked(lock, wait_s=float("inf")):
             if self.installed:
                 return False
             mirror = _mirror()
@@ -179,10 +179,3 @@ def _mirror() -> str:
         if rest == ["Debian", "Debian", "main"]:
             return site
     raise ClusterError("apt knows no mirror of Debian here")
-
-
-@contextmanager
-def _locked(file: Path) -> Iterator[None]:
-    with file.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

@@ -9,8 +9,6 @@ from clusterrun.diagnosis.training import PrintedTraining
 from clusterrun.node.recovery.suspicions import SAVED_BYTES, Success, suspicions_of
 from clusterrun.rundir.events import Event, EventType
 
-FULL = "No space left on device"
-
 
 def event(kind: EventType, **fields: Any) -> Event:
     return Event(at=1.0, type=kind, attempt=1, node="n1", **fields)
@@ -40,11 +38,12 @@ def printed(*texts: str) -> PrintedTraining:
 
 
 def kinds(*events: Event, **more: Any) -> list[Doubt]:
+    more = {"printed": printed(), **more}
     return [each.kind for each in suspicions_of(Success(events=events, **more))]
 
 
 NAN, LOOKED = float("nan"), event(EventType.RESUMED)
-UNSAVED = event(EventType.UNSAVED, step=9, reason=FULL)
+UNSAVED = event(EventType.UNSAVED, step=9, reason="No space left on device")
 FLAT = printed(*["step 3 loss 2.3026"] * 20)
 ZERO = printed(*["step 3 loss 0.0000"] * 20)
 LOST = printed(*(f"step {number} loss nan" for number in range(9)))

@@ -97,6 +97,8 @@ def test_a_node_without_report(
     checks = of_nodes(NODES, found, met, [unstarted], {"n2": said}, 12.3)
     (report,) = (each for each in checks["n2"] if each.id == "node.report")
     assert report.fix.startswith(hint)
+    own = of_nodes(NODES, found, met, [unstarted], {"n2": said}, 12.3, has_slurm=False)["n2"]
+    assert not any("scontrol" in each.fix for each in own)
 
 
 def test_the_first_node_did_not_report() -> None:

@@ -6,7 +6,6 @@ import contextlib
 import os
 import secrets
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -159,7 +158,6 @@ def _send_project(first: Link, plan: Plan) -> list[str]:
     """Send the project; return notes on what is not copied. Raises ClusterrunError."""
     found = project.find_project(Path(plan.workdir), leave_out=[Path(plan.runs_dir)])
     notes = project.check_paths(found, plan.entry)
-    with tempfile.TemporaryFile() as packed:
-        project.pack(found, packed)
+    with project.pack(found) as packed:
         first.send_project(packed)
     return [*found.notes, *notes]

@@ -275,9 +275,7 @@ class HostsHost(LocalHost):
         """Return the project of the run, packed."""
         own, runs = self.paths.project, Path(self.plan.runs_dir)
         found = own if own.is_dir() else Path(self.plan.workdir)
-        packed = tempfile.TemporaryFile()  # noqa: SIM115 - closed when it is sent
-        project.pack(project.find_project(found, leave_out=[runs]), packed)
-        return packed
+        return project.pack(project.find_project(found, leave_out=[runs]))
 
     def give_up(self) -> None:
         """End all couriers and remove what was written for the job."""
@@ -376,13 +374,13 @@ class HostsHost(LocalHost):
         if is_enough and not missing:
             first = sorted(usable, key=lambda link: link.name not in savers)[: self.plan.nodes]
             return sorted(first, key=self.links.index)
-        lost = [link.name for link in self.links if link.is_lost]
+        lost = [link for link in self.links if link.is_lost]
         if not usable and not self.plan.cluster.scheduler.outlives_shell:
             raise ClusterrunError("the allocation has ended: none of its hosts answers")
         if lost and time.monotonic() < self._wait_until:
             self._await(lost)
             return []
-        why = [str(self._errors.get(name, f"{name} does not answer")) for name in lost]
+        why = [str(self._errors.get(link.name, f"{link.name} does not answer")) for link in lost]
         why += [f"{name} is unfit" for name in unfit]
         few = f"only {count(len(usable), 'host')} of {self.plan.nodes} can be used"
         if missing:
@@ -397,17 +395,16 @@ class HostsHost(LocalHost):
         _, here = checkpoint_files.read_marker(newest.path)
         return [name for name, parts in newest.nodes.items() if {*parts} - {*here}]
 
-    def _await(self, names: Sequence[str]) -> None:
+    def _await(self, lost: Sequence[Link]) -> None:
         """Try now and then to reach lost hosts, in the background."""
         if self._opener is not None and self._opener.is_alive():
             return
         if not self._is_waiting:
             self._is_waiting = True
             patience = format_seconds(self.plan.wait_for_hosts_s)
-            waits = f"waiting up to {patience} for {', '.join(names)}"
+            waits = f"waiting up to {patience} for {', '.join(link.name for link in lost)}"
             say_on_stderr(waits)
             amend_controller(self.paths, waits=waits)
-        lost = [link for link in self.links if link.name in names]
 
         def open_lost() -> None:
             self._errors = crew.on_all(lost, self.admit)

@@ -332,16 +332,15 @@ class Link:
 
 def on_all(links: Sequence[Link], deed: Callable[[Link], object]) -> dict[str, ClusterrunError]:
     """Do something with all hosts at once; return the errors by host."""
-
-    def one(link: Link) -> dict[str, ClusterrunError]:
-        try:
-            deed(link)
-        except ClusterrunError as error:
-            return {link.name: error}
-        return {}
-
+    errors = {}
     with ThreadPoolExecutor(min(AT_ONCE, max(1, len(links)))) as pool:
-        return {name: each for found in pool.map(one, links) for name, each in found.items()}
+        done = {link.name: pool.submit(deed, link) for link in links}
+        for name, each in done.items():
+            try:
+                each.result()
+            except ClusterrunError as error:
+                errors[name] = error
+    return errors
 
 
 def end_all(links: Sequence[Link]) -> None:

@@ -36,8 +36,7 @@ def _grows(node: str, attempt: int) -> dict[str, bool]:
     logs = (_RUN.log_errors, _RUN.log, _RUN.nccl_log, _RUN.rank_errors)
     grows = [*(of(attempt, node) for of in logs), _RUN.usage(node), _RUN.events(node)]
     whole = [*(of(attempt, node) for of in (_RUN.flight_dumps, _RUN.live_dumps))]
-    found = ((True, grows), (False, [*whole, _RUN.status(attempt)]))
-    return {str(path): is_growing for is_growing, paths in found for path in paths}
+    return {str(path): path in grows for path in (*grows, *whole, _RUN.status(attempt))}
 
 
 @dataclass(kw_only=True)
@@ -53,14 +52,11 @@ class Receiver:
         """Return what `news` needs; None while the disk is full."""
         if time.monotonic() < self._retry_at:
             return None
-        grows: Files = {}
-        others: Files = {}
-        for name, is_growing in self._known().items():
-            if is_growing:
-                grows[name] = files.size_of(self.root / name)
-            else:
-                others[name] = self._received.get(name) or _changed(self.root / name)
-        return {"grows": grows, "others": others}
+        known = self._known()
+        grows = {name: files.size_of(self.root / name) for name in known if known[name]}
+        whole = [name for name in known if not known[name]]
+        times = {name: self._received.get(name) or _changed(self.root / name) for name in whole}
+        return {"grows": grows, "others": times}
 
     def take(self, name: str, at: int, data: bytes) -> None:
         """Write a part of a file. Raises ClusterrunError for one that is not the host's own."""

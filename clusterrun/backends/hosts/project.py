@@ -177,11 +177,9 @@ def _check_size(sizes: dict[str, int], *, is_git: bool) -> None:
 # As one stream: a compressed tar
 
 
-def pack(project: Project, stream: BinaryIO) -> None:
-    """Write a project; the stream is at its start then.
-
-    Raises ClusterrunError if a file can't be read.
-    """
+def pack(project: Project) -> BinaryIO:
+    """Return a project in one stream, at its start. Raises ClusterrunError if it is unreadable."""
+    stream = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
     with tarfile.open(fileobj=stream, mode="w:gz", compresslevel=1) as tar:
         for name in project.names:
             try:
@@ -193,6 +191,7 @@ def pack(project: Project, stream: BinaryIO) -> None:
                     hint="submit again if it is being written; otherwise check its permissions",
                 ) from error
     stream.seek(0)  # this writes the rest of a file
+    return stream
 
 
 def unpack(stream: BinaryIO, target: Path) -> None:

@@ -82,7 +82,7 @@ def block(
 
         run = run_of(job, verdict, attempt) if job else None
         advice = list[str]()
-        for each in to_do(verdict, run)[:most]:  # a command can be copied whole
+        for each in to_do(verdict, run, failure)[:most]:  # a command can be copied whole
             advice += [f"{each.text}:", Command(f"  {each.run}")] if each.run else [each.text]
         retry = retry_of(verdict, run)
         is_for_script = verdict.generic and retry is Retry.MAYBE  # its error has to be corrected
@@ -129,7 +129,7 @@ def _error_lines(
     # The log may have the error of a rank that only exited, or of another rank.
     is_told |= bool(failure and failure.cause is not Cause.EXIT and is_of_it)
     if verdict and not (failure and is_told):
-        text = job_view.cut(verdict.text.partition("\n")[0])
+        text = job_view.cut(verdict.text)
         yield ": ".join(filter(None, (verdict.place, text)))
     elif failure:
         told = hints_of(failure, verdict)  # `next` has them

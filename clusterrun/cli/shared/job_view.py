@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -82,19 +82,24 @@ def lost_steps(attempt: AttemptSummary) -> str:
     return f"{count(attempt.lost_steps or 0, 'step')}{about}"
 
 
-def failure_lines(failure: Outcome) -> list[str]:
+def earlier_checkpoint(job: JobStatus) -> str:
+    """Name the newest checkpoint of the earlier attempts by its step; "" for none."""
+    for attempt in reversed(job.attempts):
+        if attempt.outcome and attempt.outcome.checkpoint is not None:
+            step = attempt.outcome.checkpoint
+            return f"step {step}, the newest when attempt {attempt.number} ended"
+    return ""
+
+
+def failure_lines(failure: Outcome) -> Iterator[str]:
     """Name the failure that ended an attempt; its message keeps its lines, without tracebacks."""
     how = f"exit {failure.code}" if failure.code else ""
     if failure.signal:  # a rank's message names its signal
         how = "" if failure.cause is Cause.SIGNAL else f"killed by signal {failure.signal}"
     who = _who(failure) if failure.message else ""  # else the reason names it
     text = ": ".join(part for part in (who, how, failure.message or failure.reason) if part)
-    return list(_without_tracebacks(text.splitlines()))
-
-
-def _without_tracebacks(lines: Iterable[str]) -> Iterator[str]:
     is_inside = False
-    for line in lines:
+    for line in text.splitlines():
         is_inside = line.endswith(_TRACEBACK) or (is_inside and line[:1] in ("", " "))
         if line.strip() and not is_inside:
             yield line
@@ -130,13 +135,14 @@ def verdict_line(verdict: ShortVerdict) -> str:
 
 def brief(text: str) -> str:
     """Return the first line of a text, cut if it is long for a table."""
-    return cut((text.splitlines() or [""])[0], 100)
+    return cut(text, 100)
 
 
 def cut(text: str, most: int = 200) -> str:
-    """Return what is shown of a line: `most` letters, cut between words."""
-    head = text[: most + 1].rpartition(" ")[0] or text[:most]
-    return text if len(text) <= most else f"{head} …"
+    """Return what is shown of a text: `most` letters of its first line, cut between words."""
+    line = next(iter(text.splitlines()), "")
+    head = line[: most + 1].rpartition(" ")[0] or line[:most]
+    return line if len(line) <= most else f"{head} …"
 
 
 def _who(failure: Outcome) -> str:

@@ -173,7 +173,8 @@ def _saved(job: JobStatus, seen: Evidence) -> str:
     """Name the newest checkpoint, and what a failure would cost now."""
     name, at, now = (job.checkpoint or "").rstrip("/"), seen.checkpoint_at, time.time()
     age = "" if at is None else f", {clock(max(0.0, now - at))} ago"
-    saved = f"{name.rpartition('/')[2]}{age}" if name else "no checkpoint reported"
+    saved = f"{name.rpartition('/')[2]}{age}" if name else job_view.earlier_checkpoint(job)
+    saved = saved or "no checkpoint reported"
     since = at or seen.started_at
     if job.state is not JobState.RUNNING or since is None:
         return saved

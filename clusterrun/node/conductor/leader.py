@@ -185,9 +185,7 @@ class Leader:
 
     def _judge(self, reports: Sequence[Report]) -> None:
         """Judge what preflight found on the nodes. Raises NodeError."""
-        fails = ((r.node, c) for r in reports for c in r.checks if c.severity is Severity.FAIL)
-        own = [node for node, check in fails if not check.id.startswith("path.")]  # all share paths
-        self._account.unfit = tuple(dict.fromkeys(own))
+        self._account.unfit = tuple(report.node for report in reports if _is_unfit(report))
         found = findings({report.node: report.checks for report in reports})
         failed = [each for each in found if each.severity is Severity.FAIL]
         for each in found:
@@ -326,6 +324,12 @@ def problems(reports: Sequence[Report]) -> list[str]:
     }
     broken = [each.text for each in differences(versions) if each.severity is Severity.FAIL]
     return [*unfit, *(f"versions differ between nodes: {text}" for text in broken)]
+
+
+def _is_unfit(report: Report) -> bool:
+    """Return whether a check failed on this node; all nodes share the paths."""
+    failed = (each.id for each in report.checks if each.severity is Severity.FAIL)
+    return any(not name.startswith("path.") for name in failed)
 
 
 def decided_precision(planned: Precision, reports: Sequence[Report]) -> str:

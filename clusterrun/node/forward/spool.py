@@ -79,7 +79,7 @@ class Spool:
         return list(self._by_rank("error.json").values())
 
     def named(self, prefix: str) -> list[Path]:
-        """List the files whose names begin so: one for each process of NCCL, or each dump."""
+        """List the files whose names begin so: those that NCCL wrote, or the dumps."""
         return [self.root / name for name in self._names() if name.startswith(prefix)]
 
     def _by_rank(self, kind: str) -> dict[int, Path]:
@@ -87,7 +87,7 @@ class Spool:
         return {int(match[1]): self.root / name for name, match in matches if match}
 
     def _names(self) -> list[str]:
-        with contextlib.suppress(OSError):  # gone, or no descriptor is left: try again
+        with contextlib.suppress(OSError):  # gone, or no descriptor is left: later calls try again
             return sorted(os.listdir(self.root))
         return []
 

@@ -99,9 +99,11 @@ class Account:
     def close(self, ending: Ending, nodes: tuple[str, ...]) -> None:
         """Write the outcome; a full disk must not stop the run."""
         outcome = outcome_of(ending, self._number, self._job_id, nodes, self._started_at)
-        outcome = dataclasses.replace(outcome, step=self._step, checkpoint=self.checkpoint)
+        outcome = dataclasses.replace(
+            outcome, step=self._step, checkpoint=self.checkpoint, unfit=self.unfit
+        )
         with contextlib.suppress(OSError):
-            write_outcome(self._paths, dataclasses.replace(outcome, unfit=self.unfit))
+            write_outcome(self._paths, outcome)
 
 
 def outcome_of(

@@ -36,7 +36,7 @@ _LASTING = {
     Cause.NODE_UNFIT: "a node is unfit; a restart would not help",
 }
 _LOST = (Cause.NODE_LOST, Cause.VANISHED)
-_OF_NODES = (*_LOST, Cause.PREFLIGHT)  # they say nothing about the training, nor the logs of them
+_OF_NODES = (*_LOST, Cause.PREFLIGHT)  # not of the training; the logs say no more
 # Possible first signs of a lost node.
 _LOSS_SIGNS = (*_LOST, Cause.LAUNCHER, Cause.HUNG, Cause.HALTED, Cause.RENDEZVOUS)
 JUDGE: Final = "clusterrun.verbs.diagnose"  # an upper room, which this one only starts

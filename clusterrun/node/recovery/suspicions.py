@@ -27,9 +27,9 @@ SAVED_BYTES: Final = 1 << 20  # a rank that wrote as much may have saved in its 
 class Success(NamedTuple):
     """What an attempt left that exited with status 0: events of rank 0's node, what it printed."""
 
-    events: Sequence[Event] = ()
+    events: Sequence[Event]
+    printed: PrintedTraining
     has_checkpoint: bool = False
-    printed: PrintedTraining = PrintedTraining()
 
     def of(self, kind: EventType) -> list[Event]:
         """Return the events of a type."""

@@ -303,7 +303,9 @@ class NodeNotes:
             return [Note(source=NoteSource.AGENT, text=text)]
 
     async def _found(self, failure: Failure, ranks: Pids) -> list[Note]:
-        is_container = os.stat("/proc/self/ns/pid").st_ino != INITIAL_PIDS
+        is_container = True
+        with contextlib.suppress(OSError):  # a kernel without namespaces of pids
+            is_container = os.stat("/proc/self/ns/pid").st_ino != INITIAL_PIDS
         pids = {} if is_container else {**dict.fromkeys(descendants()), **ranks}
         gpus: Collection[str] = self.gpus.before if self.gpus else ()
         found = [*self._of_memory(failure), *self._kernel.notes(pids, gpus)]

@@ -141,7 +141,7 @@ class Sampler:
                 self._ending.wait(pause_s * (1 + _JITTER * random.uniform(-1, 1)))
         except Exception as error:  # noqa: BLE001 - the run continues without samples
             if not self._ending.is_set():  # at the end, the process that asks NVML is killed
-                self.journal.say(f"this node's memory and GPUs are no longer sampled: {error!r}")
+                self.journal.say(f"this node's usage is no longer sampled: {error!r}")
 
     def look(self) -> Sample:
         """Take a sample, write it, and report the alerts that it raises."""
