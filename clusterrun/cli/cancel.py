@@ -194,7 +194,7 @@ def prune_command(
 
     Remove the run directories, with logs and checkpoints, of the given runs, or of all runs that
     have ended. Keep runs with checkpoints, which you may want to resume or whose final weights you
-    may need. Keep files outside the run directory. Ask first; pass -y in scripts.
+    may need. Files outside the run directory are kept. Ask first; pass -y in scripts.
 
     JOB is a job id, the name of a run (the newest of that name) or a run directory.
 

@@ -53,9 +53,9 @@ def command(
     If a job waits, also show why, and changes that may start it sooner.
 
     JOB is a job id, the name of a run or its directory  [default: the newest run]. The exit status
-    is 0 even if the job failed. With --exit-status, it is 3 if the job did not complete, or if it
-    completed but its own reports show that it trained nothing. For several jobs, the exit status is
-    the largest one, and the output of --json is that of list --json.
+    is 0 even if the job failed. With --exit-status, it is 3 for a job that did not complete, or
+    whose own reports show that it trained nothing. For several jobs, the exit status is the largest
+    one, and the output of --json is that of list --json.
 
     \b
     clusterrun status

@@ -200,7 +200,7 @@ class Document:
         """Count what was read, also what an alias repeats. Raises ConfigError."""
         self.values += number
         if self.values > MOST_VALUES:
-            hint = "repeat less of the file with << and *"
+            hint = "use fewer aliases (*) and merges (<<)"
             raise self.wrong(node, f"the file has more than {MOST_VALUES:,} values", hint)
 
     def _name(self, key: Node) -> str:

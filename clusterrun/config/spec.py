@@ -136,7 +136,7 @@ hang_timeout = hang_timeout_s | duration | --hang-timeout | |
 world_contract | flag | | | fail the job if its ranks do not form one world  [default: yes]
 trainer_resume | flag | | |
   make Trainer.train() continue from the newest checkpoint of this run  [default: yes]
-python | text | --python | | run this interpreter on the nodes  [default: this one]
+python | text | --python | | run this interpreter on the nodes  [default: clusterrun's own]
 setup | texts LINE | --setup | common |
   run this on each node before the ranks: a line of bash, conda:NAME or venv:DIR (repeatable)
 stage | enum | | |

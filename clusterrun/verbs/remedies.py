@@ -94,9 +94,9 @@ def to_do(verdict: ShortVerdict, run: Run | None, failure: Outcome | None) -> li
 
 
 def retry_of(verdict: ShortVerdict, run: Run | None) -> Retry:
-    """Return whether another try helps, as far as this run shows.
+    """Return whether a new attempt may succeed, as far as this run shows.
 
-    None does if the script refused its arguments, or failed at one line on all ranks.
+    It can't if the script refused its arguments, or failed at one line on all ranks.
     """
     if run is None:
         return verdict.retry

@@ -72,7 +72,7 @@ MISTAKES = [
     ("[" * 5000, "1:51", BROKEN, ""),
     (f"args: &a [{', '.join('abcdefgh' * 50)}]\n"
      f"profiles: {{{', '.join(f'p{n}: {{args: *a}}' for n in range(300))}}}",
-     "1:761", "the file has more than 100,000 values", "repeat less of the file with << and *"),
+     "1:761", "the file has more than 100,000 values", "use fewer aliases (*) and merges (<<)"),
 ]  # fmt: skip
 
 

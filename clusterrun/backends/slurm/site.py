@@ -201,8 +201,8 @@ def _hints(words: str, plan: Plan) -> Iterator[str]:
                 f"{each.gres or 'no GPUs'}, {each.cpus} CPUs and {each.memory_mb} MB"
             )
     elif "time limit" in words.lower():
-        for name, limit_s in {each.partition: each.limit_s for each in here}.items():
-            yield f"partition '{name}' allows at most {clock(limit_s) if limit_s else 'infinite'}"
+        for name, limit in {each.partition: each.limit_s for each in here}.items():
+            yield f"partition '{name}' allows {f'at most {clock(limit)}' if limit else 'any time'}"
     else:
         yield from [hint for form, hint in HINTS.items() if re.search(form, words)][:1]
 

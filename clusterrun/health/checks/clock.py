@@ -23,7 +23,7 @@ CLOCK_S: Final = 5.0
         why="Times of files and logs are misleading. If clocks differ by minutes, Munge refuses "
         "Slurm's messages.",
         fix=(
-            "compare it: chronyc tracking, or timedatectl",
+            "check the clock: chronyc tracking, or timedatectl",
             "tell the administrator: NTP does not run on this machine, or on the file server",
         ),
     ),
@@ -41,4 +41,4 @@ def clock(needs: Needs) -> Finding:
     side = "behind" if off > 0 else "ahead of"
     text = f"this machine's clock is {abs(off):.1f} s {side} the file server's of {place}"
     is_off = abs(off) > CLOCK_S
-    return note(_NAME, text, "compare it: chronyc tracking") if is_off else ok(_NAME, text)
+    return note(_NAME, text, "check the clock: chronyc tracking") if is_off else ok(_NAME, text)

@@ -302,9 +302,9 @@ async def launch_variables(
 async def prepare_launch(
     attempt: Attempt, spool: Spool, forge: Forge | None, journal: Forwarder
 ) -> tuple[int, Mapping[str, str]]:
-    """Return, on the first node only, where the ranks meet, and variables: those of accelerate.
+    """Return the port where the ranks meet, and accelerate's variables; 0 and {} on other nodes.
 
-    If these are known, the ranks' store is already there. Raises NodeError if no port is free.
+    If there are variables, a fork hosts the ranks' store. Raises NodeError if no port is free.
     """
     plan, port, variables = attempt.plan, 0, dict[str, str]()
     if not attempt.who.is_first:

@@ -166,7 +166,7 @@ class Gpus:
     def ask(self, within_s: float = ANSWER_S) -> list[NvmlGpu] | None:
         """Return the state of all GPUs; None if there is no answer in time.
 
-        A late answer is that to the next question.
+        An answer that comes late is returned by the next call.
         """
         with self._lock:
             self._write()
