@@ -6,8 +6,8 @@ shared one would build everything anew in turns.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -26,13 +26,8 @@ def remove_abandoned_locks() -> None:
     The process that builds keeps its lock open.
     """
     locks = set(Path(os.environ["TORCH_EXTENSIONS_DIR"]).resolve().glob("*/lock"))
-    for lock in locks - set(_open_files() if locks else ()):
+    for process in psutil.process_iter() if locks else ():
+        with contextlib.suppress(psutil.Error):
+            locks -= {Path(file.path) for file in process.open_files()}
+    for lock in locks:
         lock.unlink(missing_ok=True)
-
-
-def _open_files() -> Iterator[Path]:
-    for process in psutil.process_iter():
-        try:
-            yield from (Path(file.path) for file in process.open_files())
-        except psutil.Error:
-            continue

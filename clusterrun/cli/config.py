@@ -222,7 +222,7 @@ def init_command(directory: str, script: str | None, force: bool) -> None:
 
 
 def find_scripts(directory: Path) -> list[str]:
-    """Return the files named like a training script, the shortest first, or else the only file."""
+    """Return files whose names suggest training, shortest first; if none do, the only script."""
     try:
         listed = sorted(each.name for each in itertools.islice(directory.iterdir(), LISTED))
     except OSError:

@@ -64,7 +64,7 @@ class Question:
 
     @property
     def effective_batch(self) -> int:
-        """Return the samples of a step: the requested number, else the product of its parts."""
+        """The samples of a step: the requested number, or the product of its parts."""
         return self.wanted_batch or self.setup.effective_batch
 
     def links(self, gpu: Gpu) -> Links:

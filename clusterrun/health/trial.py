@@ -283,8 +283,7 @@ def of_nodes(
         report = found.get(node)
         if report is None:
             words = UNSTARTED if node in unstarted else said.get(node, "")
-            has_joined = node in (met or ())
-            about = {"has_joined": has_joined, "has_slurm": has_slurm}
+            about = {"has_joined": node in (met or ()), "has_slurm": has_slurm}
             checks[node] = [unreported(node, words, waited_s, **about)]
             continue
         own = [ok("node.report", "reported"), *report.checks, _computed(node, report, behind)]

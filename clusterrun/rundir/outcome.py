@@ -193,10 +193,11 @@ class Outcome:
 
 def hints_of(outcome: Outcome | None, verdict: ShortVerdict | None) -> list[str]:
     """Return what a rank said to do as it broke off, if its world or engine is the cause."""
-    if outcome is None or verdict is None or verdict.cause != "world_size_not_joined":
+    if outcome is None or outcome.cause not in (Cause.WORLD, Cause.WORLD_ELSEWHERE, Cause.ENGINE):
+        return []  # any other message is the script's
+    if verdict is None or verdict.cause != "world_size_not_joined":
         return []
-    lines = outcome.message.splitlines()
-    hints = [line.removeprefix(HINT) for line in lines if line.startswith(HINT)]
+    hints = [x.removeprefix(HINT) for x in outcome.message.splitlines() if x.startswith(HINT)]
     return hints if len(hints) > 1 else []  # the last only switches the check off
 
 

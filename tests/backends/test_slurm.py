@@ -135,7 +135,8 @@ FAILED = "sbatch: error: Batch job submission failed: "
 USAGE = "sbatch: unrecognized option '--bogus'\nTry \"sbatch --help\" for more information"
 HAS = ("partition 'main' has 4 nodes with gpu:h100:4, 64 CPUs and 512000 MB",)
 RULES = ("list what you may use: sacctmgr show associations user=$USER format=account,qos",)
-LIMITS = ("partition 'low' allows any time", "partition 'main' allows at most 1-00:00:00")
+LIMIT = "the time limit of partition '{}' is {}"
+LIMITS = (LIMIT.format("low", "infinite"), LIMIT.format("main", "1-00:00:00"))
 THERE = ("choose one of the partitions here: low, main",)
 REFUSALS: tuple[tuple[str, int, tuple[str, ...]], ...] = (
     (f"{FAILED}Invalid partition name specified", 1, THERE),

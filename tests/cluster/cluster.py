@@ -250,7 +250,7 @@ class Cluster:
 
     @contextmanager
     def slurmdbd_stopped(self) -> Iterator[None]:
-        """Be without a working sacct for a while; jobs and slurmctld go on."""
+        """Make sacct fail for a while; jobs and slurmctld continue."""
         daemons.stop(self.shape, "slurmdbd")
         try:
             yield

@@ -202,7 +202,7 @@ def _hints(words: str, plan: Plan) -> Iterator[str]:
             )
     elif "time limit" in words.lower():
         for name, limit in {each.partition: each.limit_s for each in here}.items():
-            yield f"partition '{name}' allows {f'at most {clock(limit)}' if limit else 'any time'}"
+            yield f"the time limit of partition '{name}' is {clock(limit) if limit else 'infinite'}"
     else:
         yield from [hint for form, hint in HINTS.items() if re.search(form, words)][:1]
 
