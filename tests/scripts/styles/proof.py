@@ -20,6 +20,6 @@ def prove(rank, world, model=None, more=""):
     """Add up a number of each rank, and print who this rank is."""
     if not dist.is_initialized():
         dist.init_process_group("gloo")
-    total = torch.tensor([2.0**rank])
-    dist.all_reduce(total)
-    print(f"PROOF {rank}/{world} sum {int(total)} {engine(model)} {more}".strip(), flush=True)
+    dist.all_reduce(total := torch.tensor([2.0**rank]))
+    proof = f"PROOF {rank}/{world} sum {int(total)} {engine(model)} {more}".strip()
+    print(f"{proof}\n", end="", flush=True)  # one write: ranks of mp.spawn share the file
