@@ -122,12 +122,12 @@ FAST = "not slurm and not torch and not install and not long"
 
 
 def interpreter(version: str) -> str:
-    """Find a Python on PATH, or as pyenv keeps them."""
+    """Find a Python on PATH, or as pyenv keeps them: its shim runs none that is not chosen."""
     found = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
-    path = shutil.which(f"python{version}") or next(map(str, found), "")
-    if not path or subprocess.run([path, "-c", "import venv, ensurepip"], check=False).returncode:
-        pytest.skip(f"this machine has no Python {version}")
-    return path
+    for path in filter(None, (shutil.which(f"python{version}"), *map(str, found))):
+        if not subprocess.run([path, "-c", "import venv, ensurepip"], check=False).returncode:
+            return path
+    pytest.skip(f"this machine has no Python {version}")
 
 
 def requirements(config: configparser.ConfigParser, extra: str = "") -> list[str]:
