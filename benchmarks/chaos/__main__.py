@@ -20,6 +20,7 @@ from tests.chaos.faults import FAULTS, UNDISTURBED, Fault, TooLateError
 from tests.chaos.training import SAVE_EVERY, STEPS, submit
 from tests.chaos.undergo import Undergone, stage, undergo, wait_until_over
 from tests.cluster.cluster import Cluster
+from tests.cluster.newer import VERSION, NewerSlurm
 from tests.cluster.shape import Shape, default_state_dir
 from tests.namespaces import ClusterError
 
@@ -43,6 +44,8 @@ ABOUT = (
 
 def main() -> None:
     asked = _parser().parse_args()
+    if asked.newer_slurm:
+        asked.dir /= NewerSlurm.name  # the figures of one Slurm are not mixed with the other's
     asked.dir.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # leave no cluster
     cluster = Cluster(
@@ -51,14 +54,17 @@ def main() -> None:
             slot=asked.slot,
             nodes=NODES,
             slurmd_timeout_s=SLURMD_TIMEOUT_S,
+            newer_slurm=asked.newer_slurm,
         )
     )
     cluster.up()
-    os.environ |= cluster.env
+    os.environ |= {**cluster.env, "PATH": cluster.shape.path(os.environ["PATH"])}
     try:
         load = f"{os.getloadavg()[0]:.0f} at the start"
         facts, found = {**machine(asked.dir), "load": load}, []
         for section in _sections(asked, cluster):
+            if asked.newer_slurm:
+                section.title += f", Slurm {VERSION}"
             found.append(section)
             print(f"\n## {section.title}\n\n{section.about}\n")
             print("\n".join(report.table(section.rows)), flush=True)
@@ -82,6 +88,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--runs", type=int, default=3, help="for `one`: runs per fault")
     parser.add_argument("--faults", type=int, default=50, help="for `random`: number of faults")
     parser.add_argument("--seed", type=int, default=0, help="for `random`: seed")
+    newer = NewerSlurm.default().prefix
+    about = f"Slurm {VERSION} instead of the system's"
+    parser.add_argument("--newer-slurm", action="store_const", const=newer, help=about)
     parser.add_argument("--slot", type=int, default=4, help="slot of the test cluster")
     parser.add_argument("--results", type=Path, default=RESULTS, help="file name without suffix")
     return parser
