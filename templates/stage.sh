@@ -86,17 +86,17 @@ clusterrun_stage_unpack() {
 clusterrun_stage_make() {
   local sum new=$clusterrun_stage_root/.new
   clusterrun_stage_remove "$clusterrun_stage_copy" ||
-    { clusterrun_stage_fail "its copy is damaged and another job uses it"; return; }
-  [[ -f $clusterrun_stage_tar ]] || { clusterrun_stage_fail "the file did not arrive"; return; }
+    { clusterrun_stage_fail "the copy on this node is damaged and in use"; return; }
+  [[ -f $clusterrun_stage_tar ]] || { clusterrun_stage_fail "the packed environment did not arrive"; return; }
   rm -rf -- "$new" && mkdir -m 700 -- "$new" || { clusterrun_stage_fail "cannot create $new"; return; }
   sum=$(
     set -o pipefail
     { tee /dev/fd/3 < "$clusterrun_stage_tar" | tar -xf - --no-same-owner -C "$new" > /dev/null 2>&1; } \
       3>&1 | sha256sum
   ) || { clusterrun_stage_fail "cannot unpack the copy; check the space in $clusterrun_stage_root"; return; }
-  [[ $sum == "$clusterrun_stage_sha "* ]] || { clusterrun_stage_fail "its copy is damaged"; return; }
+  [[ $sum == "$clusterrun_stage_sha "* ]] || { clusterrun_stage_fail "the copy on this node is damaged"; return; }
   "$new/env/$clusterrun_stage_inside" -Ic 'import sys; sys.exit(sys.prefix != sys.argv[1])' "$new/env" ||
-    { clusterrun_stage_fail "the interpreter of its copy does not start"; return; }
+    { clusterrun_stage_fail "the interpreter of the copy does not start"; return; }
   clusterrun_stage_print "$new" > "$new/whole" && mv -T -- "$new" "$clusterrun_stage_copy" ||
     clusterrun_stage_fail "cannot write to $clusterrun_stage_root"
 }
@@ -104,7 +104,7 @@ clusterrun_stage_make() {
 clusterrun_stage_use() {
   local lock
   [[ $(type -P -- "$clusterrun_python") == "$clusterrun_stage_python" ]] ||
-    { clusterrun_stage_fail "its interpreter is not $clusterrun_stage_python"; return; }
+    { clusterrun_stage_fail "the interpreter on this node is not $clusterrun_stage_python"; return; }
   clusterrun_stage_lock || return
   if clusterrun_stage_is_whole "$clusterrun_stage_copy"; then
     touch -- "$clusterrun_stage_copy"
@@ -113,7 +113,7 @@ clusterrun_stage_use() {
     flock -s -n "$clusterrun_stage_used"
     clusterrun_python=$clusterrun_stage_copy/env/$clusterrun_stage_inside
   else
-    clusterrun_stage_fail "it has no sound copy in $clusterrun_stage_copy"
+    clusterrun_stage_fail "there is no undamaged copy in $clusterrun_stage_copy"
   fi
   exec {lock}<&-
 }

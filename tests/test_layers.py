@@ -61,7 +61,7 @@ ROW = {
 _INSIDE = _sentence(r"((?:[^.`]|`[^`]*`)*) runs? inside the user's process")
 APART = {name.rstrip("/") for name in re.findall(r"`(\w+/?)`", _INSIDE)}
 READERS = set(re.findall(r"`([\w.]+)`", _sentence(r"\(([^()]*) read files\)")))
-_ROOMS = _sentence(r"`node/` has eight packages, each above the one before: ([^.]*)\.")
+_ROOMS = _sentence(r"`node/` has eight packages; each imports only those before it: ([^.]*)\.")
 NODE_ROOMS = [f"node.{room}" for room in re.findall(r"`(\w+)/` \(", _ROOMS)]
 
 

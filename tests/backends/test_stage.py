@@ -158,8 +158,8 @@ def test_a_file_that_did_not_arrive_whole_is_not_used(node: Node) -> None:
     cut = f"cannot unpack the copy; check the space in {node.home}"
     harms: dict[str, Callable[[Path], None]] = {
         cut: lambda tar: os.truncate(tar, tar.read_bytes().index(b"SIZE = 1")),
-        "its copy is damaged": flip,
-        "the file did not arrive": Path.unlink,
+        "the copy on this node is damaged": flip,
+        "the packed environment did not arrive": Path.unlink,
     }
     for why, harm in harms.items():
         harm(node.send(node.prepare()))
@@ -168,7 +168,7 @@ def test_a_file_that_did_not_arrive_whole_is_not_used(node: Node) -> None:
         found, said = node.start()
         assert found == str(node.env / MODULE)
         prefix = "clusterrun: n1: uses the environment on the shared file system: "
-        assert said.startswith(f"{prefix}it has no sound copy in {node.home}/")
+        assert said.startswith(f"{prefix}there is no undamaged copy in {node.home}/")
         assert said.count("\n") == 1
 
 
@@ -187,7 +187,7 @@ def test_a_damaged_copy_is_replaced_unless_a_job_uses_it(node: Node) -> None:
     damaged.write_text("")
     assert node.look() == "lacks"
     node.send(node.prepare())
-    assert node.look("unpack") == "unfit: n1: its copy is damaged and another job uses it"
+    assert node.look("unpack") == "unfit: n1: the copy on this node is damaged and in use"
     assert node.start()[0] == str(node.env / MODULE)
     user.communicate(b"\n")
     node.send(node.prepare())

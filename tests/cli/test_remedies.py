@@ -174,7 +174,7 @@ def test_a_damaged_checkpoint_is_passed_over(here: CommandLine) -> None:
     root = submitted(here, "4711", *TRAIN, "train.py")
     checkpoint(root, 80, world=4)
     (texts, *_) = proposed(here, root, "_pickle.UnpicklingError: pickle data was truncated")
-    assert texts == "resume from an earlier one: clusterrun resume 4711 --from step-80"
+    assert texts == "resume from an earlier checkpoint: clusterrun resume 4711 --from step-80"
 
 
 def verdict(here: CommandLine) -> dict[str, Any]:

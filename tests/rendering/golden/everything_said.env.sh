@@ -19,7 +19,7 @@ unset MASTER_ADDR MASTER_PORT MPI_LOCALRANKID MPI_LOCALNRANKS CLUSTERRUN_STARTED
 unset "${!PMIX_@}" "${!OMPI_COMM_@}" "${!MV2_COMM_@}" "${!ACCELERATE_@}" "${!FSDP_@}" "${!PARALLELISM_CONFIG_@}" "${!MEGATRON_LM_@}"
 trap 'clusterrun_fail 122 "a setup line exited the shell"' EXIT
 
-# Setup lines, as configured. They run in this shell; the prefix keeps their variables and ours apart.
+# Setup lines, as configured. They run in this shell; the prefix clusterrun_ keeps our variables apart from theirs.
 # Environments by name. Their own scripts may break under `set -u`.
 clusterrun_conda() {
   local clusterrun_exe; set +u
