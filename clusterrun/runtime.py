@@ -155,7 +155,7 @@ class _CallCounter:
         self._page = control_page(self._rank) if text.isdigit() else None
         self._calls = 0
         self._dealt_with = 0  # the newest request that this rank has waited for
-        self._at = 0
+        self._save_at = 0
         self._is_reached = False
 
     def should_checkpoint(self) -> bool:
@@ -169,7 +169,7 @@ class _CallCounter:
         held = self._page.held
         if held > self._dealt_with:
             self._await_decision(self._page, held)
-        if self._calls != self._at:
+        if self._calls != self._save_at:
             return False
         self._is_reached = True
         return True
@@ -191,7 +191,7 @@ class _CallCounter:
             signal.signal(signal.SIGTERM, _nothing)
             signal.siginterrupt(signal.SIGTERM, False)  # no EINTR in the script's C libraries
             os.register_at_fork(after_in_child=_restore_sigterm)
-            page.shielded(self._rank)
+            page.set_does_not_save_on(self._rank)
 
     def _await_decision(self, page: ControlPage, held: int) -> None:
         """Wait until the agents have chosen the call, up to a limit: an agent may be dead."""
@@ -204,7 +204,7 @@ class _CallCounter:
                 return
             time.sleep(0.001)
         if decided.at:
-            self._at = decided.at
+            self._save_at = decided.at
 
 
 _save_point = functools.cache(_CallCounter)
@@ -236,10 +236,7 @@ def report_end() -> None:
 
 
 class _Steps:
-    """Writes one step a second, and keeps the newest for the exit.
-
-    Steps from a trainer's callback are used until the script itself reports one (`is_own`).
-    """
+    """Writes a step a second, and the last; those of a trainer until the script reports its own."""
 
     def __init__(self) -> None:
         self._next = self._next_alive = 0.0

@@ -60,10 +60,7 @@ def broadcast(value: _Part, source: int = 0) -> _Part:
 
 
 def gathered_parts(part: Callable[[], _Part]) -> tuple[list[_Part], str]:
-    """Call `part` on this rank; on all ranks return the parts of all, and the first error.
-
-    If only one rank raised, the others would wait.
-    """
+    """Return the parts of all ranks, and the first error: if one rank raised, others would wait."""
     done, problem = [], ""
     try:
         done = [part()]
@@ -115,7 +112,7 @@ def _distributed() -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Sharing:
-    """The ranks that share this rank's checkpoint directory: all, or those of its node.
+    """The ranks that share the checkpoint directory of this rank (`here`): all, or its node's.
 
     `groups` are the ranks of each such directory. If nodes are apart, `nodes` are the directories'
     nodes, and `at` is rank 0's time on all of them.
@@ -237,8 +234,8 @@ def completed(parts: Sequence[SavedPart], sharing: Sharing) -> Checkpoint:
     every = {name: sums for part in reversed(parts) for name, sums in part.files.items()}
     sent = {name: every[name] for name in sources}
     if sharing.here == 0:
-        total = sum(size for size, _ in sent.values())
-        say(f"{found.path.name}: sending {-(-total >> 20)} MiB to the nodes that lack them")
+        mebibytes = (sum(size for size, _ in sent.values()) + (1 << 20) - 1) >> 20  # rounded up
+        say(f"{found.path.name}: sending {mebibytes} MiB to the nodes that lack them")
     mine = {n: sums for n, sums in sent.items() if sharing.is_first and n not in own.files}
     fault = _exchange(own.path, sent, sources, mine)
     is_changed = sharing.is_first and (mine or own.found is None)

@@ -55,10 +55,7 @@ OnBroken = Callable[[ClusterrunError, str], NoReturn]
 
 
 class Contract:
-    """The world that this rank must join, and whether it has joined.
-
-    `is_child` means that this process is not the rank but was started by it.
-    """
+    """The world that this rank must join; for `is_child`, the world of the rank that started it."""
 
     def __init__(
         self, env: Mapping[str, str], on_broken: OnBroken, *, is_child: bool = False
@@ -96,16 +93,16 @@ class Contract:
     def joined(self) -> None:
         """Publish that the rank has joined its world, for the processes that it starts."""
         self.had_group = True
-        self._act_once()
+        self._call_when_joined()
         if self._page is not None:
             self._page.joined(self._slot)
 
     def prints_stacks(self, signum: int) -> None:
         """Publish that the rank's handler of a signal does not save."""
         if self._page is not None and self.is_mine and 0 < signum < 64:
-            self._page.shielded(self._slot, signum)
+            self._page.set_does_not_save_on(self._slot, signum)
 
-    def _act_once(self) -> None:
+    def _call_when_joined(self) -> None:
         while self.when_joined:
             self.when_joined.pop()()
 
@@ -163,7 +160,7 @@ class Contract:
 
     def check_end(self) -> None:
         """Break off if the rank completed but never joined, or trained with another engine."""
-        self._act_once()
+        self._call_when_joined()  # a world of one need not join
         if self.expected > 1 and not self.has_joined and not _group_size():
             cause = "the script completed, but no process group was initialised in this rank"
             message = f"this rank never joined the world of {self.expected}"
@@ -215,6 +212,7 @@ def install(contract: Contract) -> None:
 
 
 def _watch_torch(contract: Contract, module: ModuleType) -> None:
+    """Patch init_process_group(): check its call, set the job's timeout, check the group."""
     original = module.init_process_group
 
     @functools.wraps(original)
@@ -237,7 +235,10 @@ def _watch_torch(contract: Contract, module: ModuleType) -> None:
 
 
 def _host_own_stores(module: ModuleType) -> None:
-    """Have rank 0 host the stores of other ports than the launcher's: torch expects them there."""
+    """Have rank 0 host each store that the script opens on a port of its own.
+
+    torch would expect that the launcher hosts them all: it only looks at a variable.
+    """
     hosted: Any = getattr(module, "_create_c10d_store", None)
     if hosted is None:
         return
@@ -331,6 +332,7 @@ def _is_mp_spawned() -> bool:
 
 
 def _group_made(contract: Contract, module: ModuleType) -> None:
+    """Check and publish the group that this rank has joined."""
     size = module.get_world_size()
     contract.check_size(size, "torch.distributed")
     contract.joined()
@@ -360,14 +362,14 @@ def _prove_distinct(contract: Contract, module: ModuleType, size: int) -> None:
     values = store.multi_get(keys) if store.has_extended_api() else [store.get(k) for k in keys]
     places = [bytes(value).decode().split("\t") for value in values]
     found = Counter(f"have LOCAL_RANK={local} on {host}" for host, local, _ in places)
-    gpus = (device for *_, device in places if device != "cpu")
-    found.update(f"share one GPU ({device.split(' ', 1)[1]})" for device in gpus)
+    kinds_and_ids = [device.partition(" ") for *_, device in places]
+    found.update(f"share one GPU ({gpu})" for _, _, gpu in kinds_and_ids if gpu)
     for what, count in found.items():
         if count > 1:
             contract.break_off(f"{count} ranks {what}")
     hosts = list(dict.fromkeys(place[0] for place in places))
-    devices = {place[2].split(" ", 1)[0] for place in places}
-    device = devices.pop() if len(devices) == 1 else "mixed"
+    kinds = {kind for kind, _, _ in kinds_and_ids}
+    device = kinds.pop() if len(kinds) == 1 else "mixed"
     about = {"world_size": size, "hosts": hosts, "backend": backend, "device": device}
     waited_s = round(time.monotonic() - contract.waits_since, 6)
     runtime.emit("world_ready", **about, waited_s=waited_s)
@@ -391,6 +393,7 @@ def _device(backend: str) -> str:
 
 
 def _watch_accelerate(contract: Contract, module: ModuleType) -> None:
+    """Patch PartialState: set the job's backend and device, and check the world that it finds."""
     original = module.PartialState.__init__
 
     @functools.wraps(original)
@@ -401,13 +404,13 @@ def _watch_accelerate(contract: Contract, module: ModuleType) -> None:
         # Accelerator() reads ACCELERATE_USE_CPU, a bare PartialState() does not.
         cpu = cpu or (mine and is_forced_to_cpu())
         is_one = mine and contract.expected == 1 and (cpu or switched_on() is None)
-        # With LOCAL_RANK, accelerate makes a group of one rank; its own launcher sets none.
-        hidden = ["LOCAL_RANK"] if is_one and not _group_size() else []
-        kept = {name: os.environ.pop(name, "0") for name in hidden}
+        hidden: dict[str, str] = {}
+        if is_one and not _group_size():  # accelerate would make a group of one rank
+            hidden = {"LOCAL_RANK": os.environ.pop("LOCAL_RANK", "0")}
         try:
             original(self, cpu, **kwargs)
         finally:
-            os.environ.update(kept)
+            os.environ.update(hidden)
         if mine:
             cause = WHY_ALONE if self.num_processes == 1 else None
             contract.check_size(self.num_processes, "accelerate", cause)

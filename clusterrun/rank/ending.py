@@ -100,7 +100,7 @@ class RankEnd:
         # Destroying the group may hang if peers are gone. Without it, gloo's threads abort the
         # process ("terminate called without an active exception") and its exit status is lost.
         gc.unfreeze()  # the collector does not list what a script, or the forge, has frozen
-        objects = gc.get_objects()  # there are many
+        objects = gc.get_objects()  # there are many: compress and map loop over them in C
         for file in compress(objects, map(_BUFFERED.__contains__, map(type, objects))):
             with contextlib.suppress(OSError, ValueError):
                 file.flush()
@@ -124,7 +124,10 @@ def _release_globals(*, may_collect: bool) -> None:
 
 
 def _release(names: dict[str, Any], *, is_module: bool = True) -> None:
-    """Set to None what may have to be closed, the newest first; keep what that may still use."""
+    """Set values to None, the newest first, so that they are closed.
+
+    Keep plain values, which closing may use, and models; of what holds a model, release the rest.
+    """
     for name, value in reversed(list(names.items())):
         if _is_plain(value) or (is_module and name.startswith("__")):
             continue

@@ -94,15 +94,18 @@ class EngineWatch:
         self._world, self._first_step = world, first_step
         named = env.get("CLUSTERRUN_ENGINE", "")
         self._launched = Engine(named) if named in {engine.value for engine in Engine} else None
-        self._awaited: dict[Engine, str] = {}  # with the requester
+        self._missing: dict[Engine, str] = {}  # requested, not yet made: by whom requested
         self._promised: set[Engine] = set()  # accelerate makes them in `prepare`
         self._made: set[Engine] = set()
         if self._launched is not None:
-            self._await(self._launched, _LAUNCH)
+            self._require(self._launched, _LAUNCH)
 
     def patches(self) -> dict[str, Callable[[ModuleType], None]]:
         """Return the patch of each module, to apply once it is imported."""
-        watched = functools.partial(functools.partial, self._watch_class)
+
+        def watched(name: str, engine: Engine) -> Callable[[ModuleType], None]:
+            return functools.partial(self._watch_class, name, engine)
+
         return {
             "accelerate.accelerator": self._watch_accelerate,
             # Classes, not functions: other modules have copies of a function's name.
@@ -116,31 +119,32 @@ class EngineWatch:
 
     def check_end(self) -> None:
         """Break off if the script completed with DDP instead; warn if it trained nothing."""
-        for engine in self._awaited.keys() - self._promised:
-            who = self._awaited[engine]
+        for engine in self._missing.keys() - self._promised:
+            who = self._missing[engine]
             if Engine.DDP in self._made:
                 self._break_off(engine, who, Engine.DDP)
             # No optimizer has stepped: an evaluation, or a training that was already complete.
             say(f"{who} requested {_SPOKEN[engine]}, but the script ended without it")
 
-    def _await(self, engine: Engine, who: str) -> None:
-        # Sharding over a world of one shards nothing.
-        is_alone = engine is Engine.FSDP and self._world.expected == 1
+    def _require(self, engine: Engine, who: str) -> None:
+        """Check at each step that an engine that shards was made, until it is."""
+        is_alone = engine is Engine.FSDP and self._world.expected == 1  # it shards nothing
         if engine in _SWITCHES and engine not in self._made and self._world.holds and not is_alone:
-            self._awaited.setdefault(engine, who)
+            self._missing.setdefault(engine, who)
             self._first_step.add(self._check_step)
 
     def _check_step(self, optimizer: Any) -> None:
-        if self._awaited and self._world.is_mine:
-            if Engine.FSDP in self._awaited and _is_sharded(optimizer, self._world.expected):
+        """Break off if an optimizer steps while a requested engine is missing."""
+        if self._missing and self._world.is_mine:
+            if Engine.FSDP in self._missing and _is_sharded(optimizer, self._world.expected):
                 self._note(Engine.FSDP)
             runs = Engine.DDP if Engine.DDP in self._made else Engine.NONE
-            for engine, who in self._awaited.items():
+            for engine, who in self._missing.items():
                 self._break_off(engine, who, runs)
 
     def _note(self, engine: Engine) -> None:
         # Also called at a step, where no check may be dropped. `status` shows the last engine.
-        self._awaited.pop(engine, None)
+        self._missing.pop(engine, None)
         if engine not in self._made and rank() == 0:
             runtime.emit("engine", engine=engine.value)
         self._made.add(engine)
@@ -161,7 +165,7 @@ class EngineWatch:
             if self._world.is_mine:
                 # torch's composable DDP derives its state from FSDP's.
                 self._note(Engine.DDP if type(made).__name__ == "_ReplicateState" else engine)
-                if not self._awaited:
+                if not self._missing:
                     self._first_step.drop(self._check_step)
             original(made, *args, **kwargs)
 
@@ -200,12 +204,13 @@ class EngineWatch:
         return engine, _SCRIPT if plugin else f"{_SWITCHES[engine]}=true"
 
     def _check_accelerator(self, used: Engine | None, wish: tuple[Engine, str] | None) -> None:
+        """Break off if accelerate will prepare models for another engine than the requested one."""
         if used is None:
             return  # such as Megatron or a TPU
         self._promised.add(used)
         if wish is not None:
-            self._await(*wish)
-        for engine, who in self._awaited.items():
+            self._require(*wish)
+        for engine, who in self._missing.items():
             if engine is not used:
                 self._break_off(engine, who, used)
 

@@ -88,10 +88,13 @@ def pass_on(module: ModuleType) -> None:
 
 def install() -> None:
     """Watch this process, which a rank spawned; this costs nothing until torch is imported."""
+
+    def patch(module: ModuleType) -> None:
+        _patches()[module.__name__](module)
+
     distributed = ("torch.distributed.distributed_c10d", "torch.distributed.rendezvous")
     names = (*distributed, "torch.optim.optimizer")
-    patches = {name: lambda module: _patches()[module.__name__](module) for name in names}
-    patch_on_import({**patches, "multiprocessing.spawn": pass_on})
+    patch_on_import({**dict.fromkeys(names, patch), "multiprocessing.spawn": pass_on})
 
 
 @functools.cache

@@ -77,6 +77,7 @@ class Checkpoints:
         return found
 
     def _newest(self) -> Checkpoint | None:
+        """Try the checkpoints of all directories, the newest first; report the one that is used."""
         sharing = Sharing.of_this_rank()
         found = None
         listed = checkpoint_files.listed(self.directory) if sharing.is_first else []
@@ -184,10 +185,7 @@ class Checkpoints:
         return ((), problem) if problem else settled_together(unfinished, sharing)
 
     def _tidy(self, up_to: int) -> None:
-        """Remove what is older than the newest complete checkpoints up to a step, in a thread.
-
-        Many files take a while. If a thread is interrupted, the next removes what it left.
-        """
+        """Remove, in a thread, what is older than the newest complete checkpoints up to a step."""
         before = self._tidying
         if before is None:
             atexit.register(self._tidied, LEAVING_S)
@@ -223,8 +221,9 @@ def _published(
 
     problem = agreed_problem(marked if sharing.is_first else None)
     problem = problem or agreed_problem(publish if sharing.is_first else None)
-    for path in done if problem else ():
-        shutil.rmtree(path, ignore_errors=True)
+    if problem:
+        for path in done:
+            shutil.rmtree(path, ignore_errors=True)
     return problem
 
 
@@ -266,15 +265,13 @@ def _advice(
         parts.append(f"keep the number of ranks at {found.world_size}")
     if names := [name for name in changed if name in overridable]:
         parts.append(f"accept the change with --override {','.join(names)}")
-    return "; ".join([*parts, "or " * bool(parts) + "start anew in another directory"])
+    anew = "start anew in another directory"
+    return "; ".join([*parts, f"or {anew}"]) if parts else anew
 
 
 @contextlib.contextmanager
 def _refusals() -> Iterator[list[str]]:
-    """Collect the disk errors of torch.save instead of raising them.
-
-    DeepSpeed and FSDP save between collectives: if a rank raised there, the others would wait.
-    """
+    """Collect disk errors of torch.save: raised between collectives, they would hang the others."""
     torch: Any = sys.modules.get("torch")
     refused: list[str] = []
     if torch is None:
@@ -351,10 +348,7 @@ def own_attempt() -> int:
 
 
 def is_superseded() -> bool:
-    """Return on all ranks whether a later attempt of the run has begun.
-
-    Slurm requeues the job of a node that it can't reach, while the ranks there may still run.
-    """
+    """Return on all ranks whether a later attempt has begun: on a lost node, ranks still run."""
     here, _ = joined_world()
     is_late = broadcast(here == 0 and has_successor())
     if is_late and here == 0:

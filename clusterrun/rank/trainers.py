@@ -34,6 +34,7 @@ from clusterrun.shared.checkpoint_files import TRAINERS, UNREAD, Checkpoint, Inc
 
 _STATE, _ARGUMENTS = "trainer_state.json", "training_args.bin"
 _RANDOM = "rng_state_{}.pth"  # a zip archive that each rank of several writes last
+MOST_RECORDS = 8  # that are tried: there may be thousands
 _trainings: dict[str, Mapping[str, int] | None] = {}  # settings by directory; None if several
 
 
@@ -60,10 +61,7 @@ def _ended(step: int, total: int | None, **metrics: Any) -> None:
 
 
 def _watch_transformers(module: ModuleType) -> None:
-    """Add the callback to the defaults of each Trainer, and have train() continue.
-
-    Its default is then this run's newest complete checkpoint.
-    """
+    """Add the callback to each Trainer; train() continues from this run's newest checkpoint."""
     defaults = getattr(module, "DEFAULT_CALLBACKS", None)
     if isinstance(defaults, list) and hasattr(module, "TrainerCallback"):
         defaults.append(transformers_callback(module.__name__))
@@ -173,9 +171,9 @@ PATCHES: Mapping[str, Patch] = {
 
 def _begin(trainer: Any, asked: Any) -> Any:
     """Return what to resume from: what the script says, else this run's newest checkpoint."""
-    marks: Any = sys.modules.get("clusterrun.hf")
+    hf: Any = sys.modules.get("clusterrun.hf")
     callbacks = trainer.callback_handler.callbacks
-    if marks and any(isinstance(each, marks.CheckpointCallback) for each in callbacks):
+    if hf and any(isinstance(each, hf.CheckpointCallback) for each in callbacks):
         return asked
     args, folder = trainer.args, os.path.abspath(trainer.args.output_dir)
     if folder in _trainings:  # such as another fold: its checkpoints have the names of the first's
@@ -241,14 +239,12 @@ def _newest(folder: str, here: int, settings: Mapping[str, int], last: int) -> s
 
     In the middle of an epoch, transformers would train one step more than `max_steps`.
     """
-    tell = say if here == 0 else str
-    offered: list[tuple[Checkpoint, Sums]] = []
-    for _, record in _records(folder)[:8] if here == 0 else ():  # there may be thousands
-        try:
-            offered.append(checkpoint_files.read_marker(record))
-        except IncompleteError as fault:
-            say(checkpoint_files.passed_over(record, str(fault)))
-    offered = broadcast(offered)
+
+    def tell(text: str) -> None:
+        if here == 0:
+            say(text)
+
+    offered = broadcast(_recorded(folder) if here == 0 else [])
     for found, files in offered:
         path = Path(folder, found.path.name)
         if 0 < last <= found.step:
@@ -271,11 +267,22 @@ def _newest(folder: str, here: int, settings: Mapping[str, int], last: int) -> s
     return None
 
 
+def _recorded(folder: str) -> list[tuple[Checkpoint, Sums]]:
+    """Return the complete checkpoints among the newest that this run has recorded."""
+    found = []
+    for _, record in _records(folder)[:MOST_RECORDS]:
+        try:
+            found.append(checkpoint_files.read_marker(record))
+        except IncompleteError as fault:
+            say(checkpoint_files.passed_over(record, str(fault)))
+    return found
+
+
 def _problem(path: Path, here: int, found: Checkpoint, files: Sums) -> str:
     """Return why this rank can't use a checkpoint; one rank of each node looks for all."""
     own, first = path / _RANDOM.format(here), _RANDOM.format(0)
-    own_words = () if here == 0 else (first, _STATE, _ARGUMENTS)  # may differ if nodes share none
-    needed = {name: files[name] for name in files if name not in own_words}
+    differing = () if here == 0 else (first, _STATE, _ARGUMENTS)  # if nodes share no directory
+    needed = {name: files[name] for name in files if name not in differing}
     try:
         if 0 < here < found.world_size and not zipfile.is_zipfile(own):
             raise IncompleteError(f"{own.name} is missing or incomplete")
@@ -289,11 +296,9 @@ def _problem(path: Path, here: int, found: Checkpoint, files: Sums) -> str:
 
 
 def batch_settings(args: Any, world_size: int) -> dict[str, int]:
-    """Return the settings of a Trainer that a resumed run must share.
-
-    Ranks share their samples by tensor, context or sequence parallelism.
-    """
+    """Return the settings of a Trainer that a resumed run must share."""
     accelerate: Any = sys.modules.get("accelerate.state")
     state = accelerate.AcceleratorState._shared_state if accelerate else {}
+    # Ranks of one tensor, context or sequence parallel group train on the same samples.
     ranks = world_size // getattr(state.get("parallelism_config"), "non_data_parallel_size", 1)
     return {"effective_batch": args.train_batch_size * args.gradient_accumulation_steps * ranks}

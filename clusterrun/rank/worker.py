@@ -76,10 +76,7 @@ def main() -> None:
 
 
 def _move_output() -> None:
-    """Redirect fd 1 and 2 to files, so that a stopped agent can't block a rank that prints.
-
-    Stacks, which a rank writes on a signal that the agent sends in a hang, are a third one.
-    """
+    """Redirect fd 1 and 2 to files, which no stopped agent can block; a third one is for stacks."""
     for descriptor, stream, ending in ((1, sys.stdout, "out"), (2, sys.stderr, "err")):
         stream.flush()
         target = os.open(spool_file(ending), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -137,6 +134,7 @@ def _forgive_full_disk(buffer: Any) -> None:
 
 
 def _run(argv: Sequence[str], contract: world.Contract, ending: RankEnd) -> None:
+    """Run the script; report its failure, or check the contract if it succeeds."""
     try:
         _execute(argv)
     except SystemExit as stop:

@@ -80,7 +80,7 @@ class ControlPage:
         """Return whether any rank exits because it was asked to."""
         return any(map(self.has_stopped, self.ranks))
 
-    def is_shielded(self, rank: int, signum: int = signal.SIGTERM) -> bool:
+    def does_not_save_on(self, rank: int, signum: int = signal.SIGTERM) -> bool:
         """Return whether a rank's handler of a signal saves nothing: the agent is to act."""
         return bool(self._get(_slot(rank, _SHIELDED)) >> signum & 1)
 
@@ -98,7 +98,7 @@ class ControlPage:
         """Publish that `should_stop` returned True in the rank."""
         self._set(_slot(rank, _STOPPED), 1)
 
-    def shielded(self, rank: int, signum: int = signal.SIGTERM) -> None:
+    def set_does_not_save_on(self, rank: int, signum: int = signal.SIGTERM) -> None:
         """Publish that the rank saves nothing on a signal from now on: one bit each."""
         self._set(_slot(rank, _SHIELDED), self._get(_slot(rank, _SHIELDED)) | 1 << signum)
 

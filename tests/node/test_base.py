@@ -71,9 +71,9 @@ async def test_a_rank_that_has_reported_its_failure_is_not_waited_for_if_one_loo
         {"ts": now, "type": "rank_exit", "code": 3, "cause": "exception", "message": "x"},
     )
     spool.events(0).write_text("".join(f"{json.dumps(event)}\n" for event in events))
-    ranks.look()
+    ranks.update()
     assert found == []
-    ranks.look(closely=True)
+    ranks.update(closely=True)
     ranks.close()
     assert [failure.code for failure in found] == [3]
 

@@ -83,12 +83,12 @@ BAD = {
     "dies": (
         "bad",
         {"bad": "import os; os.kill(os.getpid(), 9)"},
-        "it was killed by SIGKILL while it imported bad",
+        "the forge was killed by SIGKILL while it imported bad",
     ),
     "leaves": (
         "bad",
         {"bad": "import os; os._exit(7)"},
-        "it exited with status 7 while it imported bad",
+        "the forge exited with status 7 while it imported bad",
     ),
     "slow": (
         "bad",

@@ -167,11 +167,11 @@ plan = {"strategy": "ddp", "entry": ["train.py"]}
 agent, end = socket.socketpair()
 forge = process.ForgeProcess(end, plan, is_alone=True)
 for is_alike in (0, 1):
-    forge._page[0] = is_alike
+    forge._may_import_late[0] = is_alike
     forge._follow()
     print("colorsys" in sys.modules)
 ranks.between_attempts = lambda *_: 1 / 0
-forge._page[0] = 1
+forge._may_import_late[0] = 1
 forge._follow()
 print(forge._why_closed.partition(";")[0])
 """

@@ -71,7 +71,7 @@ class HangingRanks:
     async def idle(self, seconds: int) -> None:
         for _ in range(seconds):
             self.clock.now += 1
-            self.watch.look()
+            self.watch.check()
             await asyncio.sleep(0)
 
     def call(self) -> None:
@@ -243,7 +243,7 @@ class Watch:
         self.now, self.steps, self.printed = 1000.0, 0, 0
 
     def look(self) -> float:
-        self.progress.look(self.now, steps=self.steps, printed=self.printed)
+        self.progress.record(self.now, steps=self.steps, printed=self.printed)
         return self.progress.stalled_s
 
     def idle(self, seconds: int) -> float:

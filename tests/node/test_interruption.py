@@ -102,7 +102,7 @@ class InterruptedNode:
         await self.settle()
 
     async def looked(self) -> None:
-        await self.interruption.look()
+        await self.interruption.check_request()
         await self.settle()
 
     def decisions(self) -> tuple[int, bool]:
@@ -262,7 +262,7 @@ async def test_ranks_that_never_asked_are_told_apart(tmp_path: Path) -> None:
     assert scene.events == ["interrupted cancel False"]
     scene.step()
     for _ in range(2):
-        await scene.interruption.look()
+        await scene.interruption.check_request()
     assert scene.events == ["interrupted cancel False", "interrupted cancel True"]
 
 
@@ -294,7 +294,7 @@ async def test_an_end_after_the_warning_is_that_of_the_time_limit(tmp_path: Path
     scene = InterruptedNode(tmp_path)
     await scene.warned()
     write_request(scene.file, Reason.END)
-    await scene.interruption.look()
+    await scene.interruption.check_request()
     ending = await scene.ending()
     assert (ending.code, ending.cause) == (int(NodeExit.CANCELLED), Cause.CANCELLED)
     assert ending.reason == "the time limit: the ranks did not exit in time"
@@ -304,7 +304,7 @@ def test_a_page_that_no_rank_uses_says_so(tmp_path: Path) -> None:
     page = ControlPage(tmp_path / "control", 2)
     assert (page.is_used, page.calls(1), page.has_stopped(1)) == (False, 0, False)
     page.count(1, 1)
-    page.shielded(1)
+    page.set_does_not_save_on(1)
     page.stopping(1)
     assert (page.is_used, page.calls(1), page.has_stopped(1)) == (True, 1, True)
-    assert [page.is_shielded(rank) for rank in page.ranks] == [False, True]
+    assert [page.does_not_save_on(rank) for rank in page.ranks] == [False, True]

@@ -52,7 +52,7 @@ class Members:
 
     def leave(self, member: int) -> None:
         self.present.discard(member)
-        self.questions.look_around()
+        self.questions.drop_gone()
 
     def look(self, directory: Path) -> None:
         """Let the head answer requests to look where the ranks are."""

@@ -48,16 +48,16 @@ def sampler(root: Path, **given: Any) -> Any:
     now_s = given.pop("now_s", time.time)
     journal: Any = SimpleNamespace(now_s=now_s, say=said.append)
     made = Sampler(attempt=attempt, journal=journal, **{"gpus": None, "pids": dict, **given})
-    return SimpleNamespace(look=made.look, said=said, it=made)
+    return SimpleNamespace(take_sample=made.take_sample, said=said, it=made)
 
 
 def test_the_memory_of_a_rank_is_its_own_and_its_childrens(
     tmp_path: Path, hog: subprocess.Popen[bytes]
 ) -> None:
-    ((rank, own),) = sampler(tmp_path, pids=lambda: {3: hog.pid}).look().ranks
+    ((rank, own),) = sampler(tmp_path, pids=lambda: {3: hog.pid}).take_sample().ranks
     truth = psutil.Process(hog.pid).memory_info()
     assert (rank, own) == (3, pytest.approx(truth.rss - truth.shared, rel=0.02))
-    ((_, all_of_it),) = sampler(tmp_path, pids=lambda: {3: os.getpid()}).look().ranks
+    ((_, all_of_it),) = sampler(tmp_path, pids=lambda: {3: os.getpid()}).take_sample().ranks
     assert all_of_it > own + 10 * MIB
 
 
@@ -184,23 +184,23 @@ def test_peaks_and_means_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     used = ((5, 0.0), (9, 40.0), (2, 20.0))
     answers = ([NvmlGpu(name="0", used=each, activity=active)] for each, active in used)
     made = sampler(tmp_path, gpus=Driver(*answers))
-    (last,) = [made.look().gpus for _ in range(3)][-1]
+    (last,) = [made.take_sample().gpus for _ in range(3)][-1]
     assert (last.memory_bytes, last.memory_peak_bytes, last.activity_mean) == (2, 9, 30.0)
 
 
 def test_a_driver_that_is_late_is_asked_again(tmp_path: Path) -> None:
     answer = [NvmlGpu(name="0")]
     made = sampler(tmp_path, gpus=Driver(answer, None, answer))
-    assert [len(made.look().gpus) for _ in range(5)] == [1, 0, 1, 0, 0]
+    assert [len(made.take_sample().gpus) for _ in range(5)] == [1, 0, 1, 0, 0]
 
 
 def test_cpu_use_is_that_of_a_busy_process_and_a_clock_may_jump(tmp_path: Path) -> None:
     now = iter([1e9, 5e8])
     made = sampler(tmp_path, now_s=lambda: next(now))
     before, begun = cpu_seconds(), time.monotonic()
-    made.look()
+    made.take_sample()
     assert sum(range(2 * 10**7))
-    last = made.look()
+    last = made.take_sample()
     spent, taken = cpu_seconds() - before, time.monotonic() - begun
     assert last.cpu == pytest.approx(spent / taken, rel=0.02 * patience(), abs=0.1)
     assert (last.at, made.said) == (5e8, [])
@@ -210,11 +210,11 @@ def test_a_full_disk_drops_samples_and_counts_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = sampler(tmp_path)
-    made.look()
+    made.take_sample()
     with monkeypatch.context() as patch:
         patch.setattr(usage.os, "open", full)
-        made.look(), made.look()
-    assert made.look().lost == 2
+        made.take_sample(), made.take_sample()
+    assert made.take_sample().lost == 2
     lines = RunPaths(root=tmp_path).usage("n1").read_bytes().splitlines()
     assert [files.parse(line) is not None for line in lines] == [True, True]
 
@@ -249,8 +249,8 @@ def test_a_file_that_is_none_costs_only_its_samples(tmp_path: Path) -> None:
 
 def test_a_sample_costs_less_than_a_hundredth_of_a_core(tmp_path: Path) -> None:
     made = sampler(tmp_path, pids=lambda: {0: os.getpid()})
-    made.look()
+    made.take_sample()
     begun = time.process_time()
     for _ in range(20):
-        made.look()
+        made.take_sample()
     assert (time.process_time() - begun) / 20 < 0.01 * usage.INTERVAL_S

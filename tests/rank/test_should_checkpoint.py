@@ -196,7 +196,7 @@ def test_a_c_library_that_waits_sees_no_sigterm(page: ControlPage, tmp_path: Pat
     )
     assert rank.stdout is not None
     assert rank.stdout.read(1) == b"r"
-    assert page.is_shielded(0)
+    assert page.does_not_save_on(0)
     for _ in range(10):  # some of them while it is in read()
         time.sleep(0.05)
         rank.send_signal(signal.SIGTERM)

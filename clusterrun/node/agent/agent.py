@@ -36,10 +36,10 @@ from clusterrun.shared.hostlist import fold_hostlist
 TICK_S = 0.1
 PROGRESS_S = 1.0
 OF_EVENT = ("type", "step", "total", "training")  # what the conductor needs of a rank's event
-END_LOOK_S = 0.02
+END_POLL_S = 0.02
 GRACE_S = 3.0  # from SIGTERM to SIGKILL
 WARNED_GRACE_S = 0.1  # the same if the ranks have had time to handle it
-SHIELDED_GRACE_S = 0.02  # the same if they ignore it, or only print their stacks
+UNSAVED_GRACE_S = 0.02  # the same if no handler saves: they ignore it, or only print stacks
 DRAIN_S = 8.0  # to write the rest of the log; then agents do not rest
 
 
@@ -124,7 +124,7 @@ class Agent:
             float(self._plan.rendezvous_timeout_s),
             self._journal.clock,
             self._journal.clock_compared,
-            self._journal.told,
+            self._journal.record_for_conductor,
             self._answerers(),
             self._disk,
         )
@@ -142,6 +142,7 @@ class Agent:
         return await self._train(parameters)
 
     def _about(self) -> dict[str, Any]:
+        """Return what the event `started` records; the first node adds facts about the job."""
         who = self._who
         host, pid = socket.gethostname(), os.getpid()
         about: dict[str, Any] = {"node_rank": who.node_rank, "host": host, "pid": pid}
@@ -175,9 +176,10 @@ class Agent:
             about: Any = {"code": error.code, "cause": error.cause, "message": error.message}
             self._link.report_failure(Failure(node=self._who.node, **about))
         await self._link.close()
-        return self._ended(Ending.refused(error))
+        return self._record_ending(Ending.refused(error))
 
     async def _train(self, parameters: LaunchParameters) -> int:
+        """Run the ranks until the attempt ends, then end what is left; return the exit status."""
         self._launcher = launcher_of(
             self._attempt, parameters, self._spool, self._forge, self._journal.say_not_forked
         )
@@ -199,7 +201,7 @@ class Agent:
             self._journal.event("note", note=asdict(note))
             self._journal.say(str(note))
         self._kill()
-        code = self._ended(ending)
+        code = self._record_ending(ending)
         if self._link.has_lost_conductor:
             await self._link.close()
         else:
@@ -212,8 +214,8 @@ class Agent:
         """Watch ranks and launcher, and report how they ended."""
         ranks, launcher = self._ranks, self._launcher
         while not self._cancelled.is_set():
-            ranks.look()
-            self._own.look()
+            ranks.update()
+            self._own.read_handlers()
             reap_adopted(besides={*launcher.pids, *ranks.pids.values(), *self._own.witnesses})
             self._tell_progress()
             # A launcher takes another second to exit after its last rank.
@@ -241,8 +243,9 @@ class Agent:
         )
 
     def _rank_event(self, event: dict[str, Any]) -> None:
+        """Record an event of a rank; from the first node, also report it."""
         if self._who.is_first:
-            # Not what the script reports beside: it may be too long for a message.
+            # Leave out the metrics of the script: they may be too long for a message.
             self._link.tell("rank_event", event={n: event[n] for n in OF_EVENT if n in event})
         if event.get("type") != "alive":  # too many: the file must show the last steps
             self._journal.of_rank(event)
@@ -256,7 +259,8 @@ class Agent:
         self._link.report_failure(failure)
 
     def _launcher_ended(self, result: LauncherResult) -> None:
-        self._ranks.look()
+        """Report success, or why the launcher ended if no failure of a rank explains it."""
+        self._ranks.update()
         self._ranks.settle_by_launcher(result.failures)
         if self._ranks.have_failed:
             return
@@ -265,14 +269,18 @@ class Agent:
         if result.code == 0 and not is_short:
             self._link.tell("done", has_left=self._page.has_left)
             return
-        when = f" after {known} of {planned} ranks had started" if is_short else ""
-        how = f"the launcher {how_ended(result.code)}{when}"
-        ended = how if result.was_started else "cannot start the launcher"
-        why = f": {result.last_line}" if result.last_line else ""
-        number = max(0, -result.code)
-        code = 128 + number if number else result.code or 1
-        about: Any = {"code": code, "signal": number, "cause": Cause.LAUNCHER}
-        self._link.report_failure(Failure(node=self._who.node, message=f"{ended}{why}", **about))
+        message = "cannot start the launcher"
+        if result.was_started:
+            when = f" after {known} of {planned} ranks had started" if is_short else ""
+            message = f"the launcher {how_ended(result.code)}{when}"
+        failure = Failure(
+            node=self._who.node,
+            code=128 - result.code if result.code < 0 else result.code or 1,
+            signal=max(0, -result.code),
+            cause=Cause.LAUNCHER,
+            message=f"{message}: {result.last_line}" if result.last_line else message,
+        )
+        self._link.report_failure(failure)
 
     # What the conductor asks
 
@@ -305,12 +313,12 @@ class Agent:
 
     def _look_closely(self, _: Mapping[str, Any]) -> dict[str, Any]:
         """Find failures that ranks have reported just now."""
-        self._ranks.look(closely=True)
+        self._ranks.update(closely=True)
         return {}
 
     def _pids(self) -> dict[int, int]:
         """Return the processes of the ranks by local rank."""
-        self._ranks.look()  # a rank may have started just now
+        self._ranks.update()  # a rank may have started just now
         return {rank % self._plan.procs_per_node: pid for rank, pid in self._ranks.pids.items()}
 
     # At the end
@@ -318,15 +326,17 @@ class Agent:
     async def _terminate(self) -> None:
         """Have the ranks end within a grace time."""
         warned = self._own.warned
-        have_had_time = bool(warned) and warned.issuperset(self._ranks.pids.values())
-        is_shielded = all(map(self._page.is_shielded, self._page.ranks))
-        grace_s = WARNED_GRACE_S if have_had_time else GRACE_S
-        deadline = time.monotonic() + (SHIELDED_GRACE_S if is_shielded else grace_s)
+        grace_s = GRACE_S
+        if all(map(self._page.does_not_save_on, self._page.ranks)):
+            grace_s = UNSAVED_GRACE_S
+        elif warned and warned.issuperset(self._ranks.pids.values()):
+            grace_s = WARNED_GRACE_S
+        deadline = time.monotonic() + grace_s
         self._launcher.revoke()
         if not self._is_over():
             self._ranks.terminate(besides=warned)
         while not self._is_over() and time.monotonic() < deadline:
-            await asyncio.sleep(END_LOOK_S)
+            await asyncio.sleep(END_POLL_S)
         if self._forge is not None:
             await self._forge.end()
 
@@ -334,7 +344,7 @@ class Agent:
         """Kill all descendants of this process but the forge, which serves the next attempt."""
         left = kill_descendants(self.unawaited, spared=[self._forge.pid] if self._forge else ())
         result = self._launcher.result()
-        self._ranks.look()
+        self._ranks.update()
         self._ranks.settle_by_launcher(result.failures if result else [])
         self._ranks.close()
         for text in self._spool.unlock():
@@ -346,10 +356,10 @@ class Agent:
 
     def _is_over(self) -> bool:
         """Return whether no rank is left; the launcher may still be running."""
-        self._ranks.look()
+        self._ranks.update()
         return self._launcher.is_over or self._ranks.all_ended(self._plan.procs_per_node)
 
-    def _ended(self, ending: Ending) -> int:
+    def _record_ending(self, ending: Ending) -> int:
         """Record the ending; if the conductor is lost, also report it to the user in its place."""
         failure, is_orphaned = ending.failure, self._link.has_lost_conductor
         self.lost_by = ending if is_orphaned else None
@@ -367,9 +377,9 @@ class Agent:
         self._is_running, self._is_resting, self.was_warned = False, True, False
         self._link.tell("done", has_left=self._page.has_left)
         is_drained = await asyncio.to_thread(self._journal.finish, DRAIN_S)
-        may_rest = self.may_rest and not self._plan.cluster.scheduler.has_hosts
-        is_fit = may_rest and not (self._is_stuck or self.was_signalled)
-        is_well = is_drained and is_fit and ending.cause.is_failure
-        following = await self._link.rest(is_well=is_well)
+        can_rest = is_drained and self.may_rest and ending.cause.is_failure
+        if self._is_stuck or self.was_signalled or self._plan.cluster.scheduler.has_hosts:
+            can_rest = False
+        following = await self._link.rest(is_well=can_rest)
         await self._link.close()
         return 0 if self.was_signalled else following

@@ -84,10 +84,7 @@ def _sockets(attempt: Attempt, parameters: LaunchParameters) -> dict[str, str]:
 
 
 def _files(base: Mapping[str, str], spool: Path) -> dict[str, str]:
-    """Keep the files of jobs and nodes apart; only slow builds outlive the job.
-
-    The agent collects the traces of this node's ranks in one file.
-    """
+    """Keep the files of jobs and nodes apart; only slow builds are shared and outlive the job."""
     python = f"py{sys.version_info.major}.{sys.version_info.minor}"
     torch = installed_version("torch")
     libraries = f"{python}-torch{torch}-deepspeed{installed_version('deepspeed')}"

@@ -79,14 +79,13 @@ class NodeLauncher(ABC):
     def _last_line(self) -> str:
         return files.last_line(self._spool.launcher_output, MESSAGE_LETTERS)
 
-    def _run(self, argv: Sequence[str], env: Mapping[str, str], *, is_deaf: bool = False) -> None:
-        """Start a process, unless one before was refused.
-
-        One that `is_deaf` has the warnings blocked until it handles them.
-        """
+    def _run(
+        self, argv: Sequence[str], env: Mapping[str, str], *, blocks_warnings: bool = False
+    ) -> None:
+        """Start a process unless one was refused; with `blocks_warnings`, it is to unblock them."""
         if self._refused:
             return
-        blocked = WARNINGS if is_deaf else ()
+        blocked = WARNINGS if blocks_warnings else ()
         signal.pthread_sigmask(signal.SIG_BLOCK, blocked)  # a mask survives exec
         try:
             with open(self._spool.launcher_output, "ab") as output:
@@ -125,7 +124,9 @@ class AccelerateLauncher(NodeLauncher):
     def start(self) -> None:
         """Start the launcher; torch's error files are removed with the spool."""
         words = (str(self._spool.failures), "--log_dir", str(self._spool.launcher_dir))
-        self._run(_launcher_argv("accelerate", *words, *self._arguments), self._env, is_deaf=True)
+        self._run(
+            _launcher_argv("accelerate", *words, *self._arguments), self._env, blocks_warnings=True
+        )
 
     def result(self) -> LauncherResult | None:
         """Return how the launcher ended; None while it runs."""
@@ -171,14 +172,14 @@ class RankLauncher(NodeLauncher):
     @property
     def ranks(self) -> Mapping[int, int]:
         """The processes of the ranks; the agent reaps those that it has started."""
-        self._look()
+        self._follow_forge()
         pids = self._forge.pids if self._forge and not self._are_fresh else super().pids
         return dict(zip(self._numbers, pids, strict=False))  # the store may follow them
 
     @property
     def is_over(self) -> bool:
         """Return whether the forge has ended, or not all ranks could be started."""
-        self._look()
+        self._follow_forge()
         return self._forge.is_dead if self._forge and not self._are_fresh else super().is_over
 
     def start(self) -> None:
@@ -194,47 +195,49 @@ class RankLauncher(NodeLauncher):
             titles=[f"{command} [job {self._job_id} rank {n}]" for n in self._numbers],
             output=str(self._spool.launcher_output),
         )
-        self._look()
+        self._follow_forge()
 
     def _start_fresh(self) -> None:
-        """Start interpreters, and the store if this node has it and no forge hosts it."""
+        """Start an interpreter for each rank, then the store if no forge hosts it on this node."""
         self._are_fresh, own = True, {"CLUSTERRUN_LAUNCHER_PID": str(os.getpid())}
         argv = module_argv(sys.executable, WORKER_MODULE, *self._entry)
         for variables in self._variables:
             self._run(argv, {**self._env, **variables, **own})
         if self._has_store and not self._needs_forge:
             store = _launcher_argv("store", *self._place)
-            self._run(store, os.environ, is_deaf=True)  # until it is killed
+            self._run(store, os.environ, blocks_warnings=True)  # until it is killed
 
-    def _look(self) -> None:
+    def _follow_forge(self) -> None:
+        """Take the forge's answers; if it cannot fork the ranks, start interpreters instead."""
         if (forge := self._forge) is None:
             return
-        forge.look()
+        forge.take_answers()
         if text := forge.new_output():  # of the modules that it imported
             with contextlib.suppress(OSError), open(self._spool.launcher_output, "ab") as log:
                 log.write(text)
         if forge.why_closed and not (forge.pids or self._are_fresh or self._is_revoked):
             self._say(f"{NOT_FORKED.format('as new interpreters')}: {forge.why_closed}")
-            self._needs_forge = self._has_store and not forge.is_dead
+            self._needs_forge = self._has_store and not forge.is_dead  # now only for the store
             self._start_fresh()
 
     def revoke(self) -> None:
         """Start no ranks from now on, and don't wait for what the forge imports."""
         self._is_revoked = True
         if self._forge and self._forge.importing:
-            self._forge.close("the last attempt ended before it had imported everything")
+            self._forge.close("the last attempt ended before the forge had imported everything")
 
     def result(self) -> LauncherResult | None:
-        """Return why the ranks cannot run; else None."""
-        self._look()
+        """Return why the ranks cannot run; None while they can."""
+        self._follow_forge()
         forge = self._forge
-        why = forge.problem_of_store if forge and self._has_store else ""
-        if not why and forge and self._needs_forge and forge.is_dead:
-            what = "the ranks' store ended with the forge" if self._are_fresh else "the forge ended"
-            why = f"{what}: {forge.why_closed}"
-        stores = self._processes[len(self._numbers) :]
-        if why or any(store.poll() is not None for store in stores):
-            return LauncherResult(last_line=why or self._last_line())
+        if forge and self._has_store and forge.problem_of_store:
+            return LauncherResult(last_line=forge.problem_of_store)
+        if forge and self._needs_forge and forge.is_dead:
+            what = "the ranks' store" if self._are_fresh else "the ranks"
+            return LauncherResult(last_line=f"{what} ended with the forge: {forge.why_closed}")
+        stores = self._processes[len(self._numbers) :]  # at most one, started after the ranks
+        if any(store.poll() is not None for store in stores):
+            return LauncherResult(last_line=self._last_line())
         return super().result()
 
 
@@ -266,10 +269,7 @@ def launch_arguments(attempt: Attempt, parameters: LaunchParameters) -> tuple[st
 
 
 def host_store(attempt: Attempt, forge: Forge) -> int:
-    """Have the forge host the ranks' store before they are started; return its port.
-
-    Ranks that find no store try again half a second later.
-    """
+    """Have the forge host the store of the ranks, before they look for it; return its port."""
     port = rendezvous_port(attempt)
     forge.host_store((LOOPBACK, port, attempt.plan.nodes, attempt.plan.rendezvous_timeout_s))
     return port
@@ -283,10 +283,7 @@ def is_store_used(variables: Mapping[str, str]) -> bool:
 async def launch_variables(
     attempt: Attempt, spool: Spool, forge: Forge
 ) -> tuple[dict[str, str], str]:
-    """Return what `accelerate launch` adds on the first node, or why that is unknown.
-
-    It is asked before the nodes have met; `of_rank` replaces what depends on that.
-    """
+    """Return what `accelerate launch` sets, for `of_rank` to complete, or why that is unknown."""
     precision = attempt.plan.precision
     asked = LaunchParameters(
         address=LOOPBACK,
@@ -299,23 +296,36 @@ async def launch_variables(
     return portable(found, env, attempt.paths.root, os.getcwd()), why
 
 
+async def _prepare_in_forge(
+    attempt: Attempt, spool: Spool, forge: Forge
+) -> tuple[int, dict[str, str], str]:
+    """Return the port of the store that the forge hosts, and what `launch_variables` returns.
+
+    The port is 0 if the forge is not to host one. Nearly all ranks need it, so the forge opens it
+    before accelerate has answered.
+    """
+    port = host_store(attempt, forge) if attempt.plan.world_size > 1 else 0
+    variables, why = await launch_variables(attempt, spool, forge)
+    if variables and not is_store_used(variables):
+        port = 0  # rank 0 hosts the store itself
+    elif variables and not port:
+        port = host_store(attempt, forge)
+    return port, variables, why
+
+
 async def prepare_launch(
     attempt: Attempt, spool: Spool, forge: Forge | None, journal: Forwarder
 ) -> tuple[int, Mapping[str, str]]:
     """Return the port where the ranks meet, and accelerate's variables; 0 and {} on other nodes.
 
-    If there are variables, a fork hosts the ranks' store. Raises NodeError if no port is free.
+    Without variables, each node starts `accelerate launch`. Raises NodeError if no port is free.
     """
-    plan, port, variables = attempt.plan, 0, dict[str, str]()
     if not attempt.who.is_first:
-        return port, variables
+        return 0, {}
+    plan, port, variables = attempt.plan, 0, dict[str, str]()
     why = "no process could be forked for that"
     if forge is not None:
-        if plan.world_size > 1:
-            port = host_store(attempt, forge)
-        variables, why = await launch_variables(attempt, spool, forge)
-        if variables and is_store_used(variables) != bool(port):
-            port = 0 if port else host_store(attempt, forge)
+        port, variables, why = await _prepare_in_forge(attempt, spool, forge)
         journal.event("forge", problem=why)
     if why and plan.launcher is not Launcher.ACCELERATE:
         journal.say_not_forked(f"{NOT_FORKED.format('by accelerate launch')}: {why}")
@@ -341,5 +351,5 @@ def launcher_of(
             forge.close("accelerate launch starts the ranks")
         return AccelerateLauncher(launch_arguments(attempt, parameters), env, spool)
     spool.launcher_dir.mkdir(mode=0o700, exist_ok=True)  # for torch's error files
-    told = say if plan.launcher is Launcher.FORGE else lambda _: None
-    return RankLauncher(attempt, parameters, env, spool, forge, told)
+    say_why = say if plan.launcher is Launcher.FORGE else lambda _: None  # others never fork
+    return RankLauncher(attempt, parameters, env, spool, forge, say_why)

@@ -31,10 +31,7 @@ CANCELLING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def run_agent(run_dir: Path, number: int, place: Place) -> int:
-    """Run this node's agent, one attempt after the other; return the last one's exit status.
-
-    The conductor listens at `place`.
-    """
+    """Run this node's agent, one attempt after the other; return the last exit status."""
     adopt_orphans()
     paths, post = RunPaths(root=run_dir), Post(place)
     code, following = 0, number
@@ -48,10 +45,7 @@ def run_agent(run_dir: Path, number: int, place: Place) -> int:
 
 
 def _run_attempt(paths: RunPaths, number: int, post: Post) -> tuple[int, int]:
-    """Run one attempt; return its exit status and the next one's number, 0 to exit.
-
-    Raises NodeError if it cannot begin.
-    """
+    """Run one attempt; return its exit status and the next number, 0 to exit. Raises NodeError."""
     with _needed(f"cannot read {paths.plan}"):
         plan = read_plan(paths)
     who = identity(os.environ, plan.nodes)
@@ -83,11 +77,9 @@ def _run_attempt(paths: RunPaths, number: int, post: Post) -> tuple[int, int]:
 class Post:
     """What lasts from attempt to attempt: the conductor's `place`, the clock, the forge, signals.
 
-    The processes `spared` also last. `may_rest` is False if a setup line has left a process: it
-    ends with its attempt.
-
-    Slurm may send SIGTERM to a node that exits after the others, when the loop of its agent has
-    ended. The launcher ignores the warning signals; the ranks have them as at a terminal.
+    The processes `spared` also last. `may_rest` is False if a setup line has left a process, which
+    is to end with its attempt. Signals are handled also after the loop of an agent: Slurm may send
+    SIGTERM to a node that exits after the others.
     """
 
     def __init__(self, place: Place) -> None:

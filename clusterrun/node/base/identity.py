@@ -66,7 +66,7 @@ def local_node(rank: int) -> str:
 
 
 def _slurm(env: Mapping[str, str], nodes: int) -> Identity:
-    # A step may run on fewer nodes than the job.
+    """Return the identity of a Slurm task, whose step may run on fewer nodes than the job."""
     text = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or ""
     hosts = _nodes(text)
     if len(hosts) != nodes:

@@ -32,21 +32,15 @@ def die_with_parent(parent: int) -> None:
 
 
 def exit_code(pid: int) -> int | None:
-    """Return how a process exited that is not yet reaped, None if it has not; negative: a signal.
-
-    The wait status is the last field of /proc/<pid>/stat, which the same user can read (proc(5)).
-    """
+    """Return how an unreaped process exited (negative: by a signal); None if it still runs."""
     fields = stat_fields(pid)
     has_ended = len(fields) > _EXIT_CODE and fields[_STATE] == "Z"
     return os.waitstatus_to_exitcode(int(fields[_EXIT_CODE])) if has_ended else None
 
 
 def open_pidfd(pid: int) -> int:
-    """Return a descriptor that becomes readable when a process ends; raises OSError.
-
-    Python lacks the function if it was built for an older kernel, as conda's is.
-    """
-    if hasattr(os, "pidfd_open"):
+    """Return a descriptor that becomes readable when a process ends. Raises OSError."""
+    if hasattr(os, "pidfd_open"):  # not in a Python that was built for older kernels, as conda's
         return os.pidfd_open(pid)
     descriptor = int(ctypes.CDLL(None, use_errno=True).syscall(SYS_PIDFD_OPEN, pid, 0))
     if descriptor < 0:
@@ -79,7 +73,7 @@ def how_ended(code: int) -> str:
 def kill_descendants(unawaited: Collection[int] = (), spared: Collection[int] = ()) -> list[int]:
     """Kill and reap all descendants of this process but the `spared`; return the pids left.
 
-    The `unawaited` may be stuck in the kernel: they are killed, and may be left. The `spared` live.
+    The `unawaited` may be stuck in the kernel: they are killed, but not waited for.
     """
     deadline = time.monotonic() + KILL_S
     while left := [pid for pid in _kill_all(spared) if pid not in unawaited]:
@@ -140,10 +134,7 @@ def fork() -> int:
 
 
 def fork_answer(work: Callable[[], str], timeout_s: float) -> str | None:
-    """Return what `work` returns in a fork of this process.
-
-    None if it fails or takes too long; then it is killed. It may need no other thread.
-    """
+    """Return what `work` returns in a fork without other threads; None if it fails or is late."""
     reader, writer = os.pipe()
     if not (child := fork()):
         try:
@@ -172,10 +163,7 @@ def has_children(besides: Collection[int] = ()) -> bool:
 
 
 def reap_adopted(besides: Collection[int]) -> None:
-    """Reap orphans that have ended, except those in `besides`, which others wait for.
-
-    Call this only while no other thread waits for a child.
-    """
+    """Reap ended orphans except those in `besides`; no other thread may wait for a child."""
     with contextlib.suppress(ChildProcessError):
         while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             if ended.si_pid in besides:

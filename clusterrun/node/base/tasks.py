@@ -14,10 +14,7 @@ _T = TypeVar("_T")
 
 
 class Tasks:
-    """Tasks that run until they end or are cancelled.
-
-    The loop's handler gets an exception immediately, since no code awaits the task.
-    """
+    """Tasks that run until they end; nobody awaits them, so the loop's handler gets an error."""
 
     def __init__(self) -> None:
         self._running: dict[asyncio.Task[None], None] = {}
@@ -67,10 +64,7 @@ async def guarded(work: Coroutine[Any, Any, _T], guard: Coroutine[Any, Any, None
 
 
 class SharedDisk:
-    """Run an agent's work on the shared file system in one thread, in order.
-
-    It is a daemon thread: if it hangs in the kernel, the agent can still exit.
-    """
+    """Do work on the shared disk in order, in a daemon thread: it may hang in the kernel."""
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()

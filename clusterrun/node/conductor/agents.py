@@ -43,10 +43,7 @@ class AgentsState(Enum):
 
 
 class Agents:
-    """The agents of a job, with a leader for each attempt.
-
-    `wake` wakes the conductor at a new state.
-    """
+    """The agents of a job, with a leader for each attempt; each new state calls `wake`."""
 
     def __init__(self, paths: RunPaths, plan: Plan, job_id: str, wake: Callable[[], None]) -> None:
         self._paths, self._plan, self._job_id, self._wake = paths, plan, job_id, wake
@@ -88,6 +85,7 @@ class Agents:
             raise ClusterrunError("the thread that leads the agents does not answer")
 
     def _listen(self) -> socket.socket:
+        """Listen on the first free candidate port. Raises ClusterrunError."""
         limit, wanted = raise_descriptor_limit(), needed_descriptors(self._plan.nodes, 0)
         if limit < wanted:
             text = f"{self._plan.nodes} nodes need {wanted} open files in one process"
@@ -152,6 +150,7 @@ class Agents:
     # In the thread
 
     def _serve(self) -> None:
+        """Run the loop; if it fails, the agents are lost, and the next attempt needs new ones."""
         try:
             import asyncio
 
@@ -185,6 +184,7 @@ class Agents:
         await server.serve_forever()
 
     async def _knocked(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Admit a connection to the attempt, or close it; close the oldest of too many."""
         is_admitted, leader = False, self._leader
         self._knocking.append(writer)
         if len(self._knocking) > self._plan.nodes + STRANGERS:  # they hold descriptors

@@ -55,10 +55,7 @@ class _OverError(Exception):
 
 @dataclass(kw_only=True)
 class Conductor:
-    """One job of a run, from its first attempt to its end.
-
-    `hear` returns new signals, and early at a new state of the `agents`.
-    """
+    """One job of a run; `hear` returns new signals, or [] early when the `agents` change state."""
 
     paths: RunPaths
     plan: Plan
@@ -101,6 +98,7 @@ class Conductor:
         return finish.code
 
     def _conduct(self) -> Finish:
+        """Run attempt after attempt until nothing follows in this job; return how the job ends."""
         if reason := self.host.nothing_left():
             say_on_stderr(reason)
             self.host.stay_down()
@@ -160,8 +158,11 @@ class Conductor:
         is_relaunch, is_taken = self.step is not None, self.agents_rest
         try:
             code = self._await_step() if is_taken else None
-            has_begun = code is None or self.terminated or self.agents.have_met
-            if not is_taken or not (has_begun or self.agents.finish()):
+            # The step of the agents that rested may have ended before they began the attempt.
+            is_unbegun = code is not None and not (
+                self.terminated or self.agents.have_met or self.agents.finish()
+            )
+            if is_unbegun or not is_taken:
                 self.agents.begin(self.attempt)
                 self.step = self.host.start(
                     self.attempt,
@@ -194,6 +195,7 @@ class Conductor:
         return code
 
     def _relaunch(self, decision: Decision) -> None:
+        """Take the next attempt; agents that rest begin it, unless they cannot."""
         self.excluded = decision.exclude
         self._take()
         if decision.state is JobState.TIMEOUT:  # on this machine, which has no queue
@@ -205,6 +207,7 @@ class Conductor:
             self._release_step(())
 
     def _limit_time(self) -> None:
+        """Set when to warn and to end the ranks, if only the conductor enforces the time limit."""
         self.time_is_short = False
         self.ends_at = self.clock() + self.host.time_limit_s
         self.due |= {self._warn: self.ends_at - self.plan.warning_s, self._terminate: self.ends_at}
@@ -212,10 +215,7 @@ class Conductor:
     # What follows
 
     def _await_scheduler(self) -> None:
-        """Wait until the scheduler answers.
-
-        If only this node cannot reach it, Slurm starts the job elsewhere meanwhile.
-        """
+        """Wait until the scheduler answers; leave if it has started the job elsewhere meanwhile."""
         says = f"the decision after attempt {self.attempt} waits until slurmctld answers"
         while not self.host.answers():
             self._leave_if_followed()
@@ -295,6 +295,7 @@ class Conductor:
         return Finish(state=decision.state, code=self.code)
 
     def _requeue(self) -> bool:
+        """Have Slurm requeue this job; return whether it did."""
         refusal = ""
         for _ in range(REQUEUE_TRIES):
             try:
@@ -376,7 +377,7 @@ class Conductor:
             self.host.register()
         except Exception as error:  # noqa: BLE001 - a training needs no record
             trouble = f"cannot register {self.paths.root}"
-            say_on_stderr(f"{trouble}, so 'clusterrun list' does not show it: {error}")
+            say_on_stderr(f"{trouble}, so 'clusterrun list' does not show this run: {error}")
 
     def _load(self) -> None:
         """Import the rule book, once the ranks have started: the disk may be slow later."""
@@ -390,16 +391,14 @@ class Conductor:
     # Full disks
 
     def _with_room(self, deed: Callable[[], _Done], *, is_last: bool = False) -> _Done:
-        """Run `deed`, retrying while the disk is full; if `is_last`, even after SIGTERM.
-
-        A run that has started survives any disk error.
-        """
+        """Run `deed`; retry for ROOM_S while the disk is full. `is_last`: even after SIGTERM."""
         pause = self._wait if is_last else self._pause
         until, is_reported = self.clock() + ROOM_S, False
         while True:
             try:
                 return deed()
             except OSError as error:
+                # A run that has started survives any disk error.
                 has_started = self.attempt > 0 and self.paths.attempts_dir.is_dir()
                 may_pass = has_started or error.errno in (errno.ENOSPC, errno.EDQUOT)
                 if not may_pass or self.clock() > until:

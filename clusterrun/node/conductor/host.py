@@ -98,10 +98,7 @@ HEARD = tuple(signal.Signals[f"SIG{n}"] for n in ("TERM", "INT", "USR1", "USR2",
 
 
 class Signals:
-    """The pending signals; create this first, in the main thread.
-
-    It sets handlers: children would inherit SIG_IGN or a mask.
-    """
+    """The pending signals; create this first, in the main thread. Children inherit no handlers."""
 
     def __init__(self) -> None:
         self._reader, self._writer = os.pipe()

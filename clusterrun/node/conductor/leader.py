@@ -73,14 +73,15 @@ class Leader:
     def _timeout_s(self) -> float:
         """Return how long the first node that joins waits for the others."""
         plan = self._plan
-        if not plan.is_smoke:  # of nodes that are checked, a busy one may start half as fast
+        if not plan.is_smoke:
             return float(plan.rendezvous_timeout_s)
         now = time.time()
+        # A busy node may take as long again to start as the first one took.
         took_s = now - (read_attempt(self._paths, self._number).taken_at or now)
         return JOIN_S + JOIN_NODE_S * plan.nodes + min(max(took_s, 0.0), START_MOST_S)
 
     async def _lead(self) -> None:
-        """Lead the attempt to its end."""
+        """Lead the attempt to its end, then let its agents rest or exit; report their state."""
         state = AgentsState.LEFT  # without a leader, agents are not awaited
         try:
             await self.head.secret()
@@ -124,6 +125,7 @@ class Leader:
             self._leading.cancel()
 
     async def _run(self) -> Ending:
+        """Have the nodes meet and launch the ranks; return how the attempt is to end."""
         try:
             await self._disk.do(self._account.open)
             reports = await self.head.meet(self._check_open)
@@ -144,7 +146,7 @@ class Leader:
         path = self._paths.status(self._number)
         with contextlib.suppress(OSError, ValueError):
             code = int(await self._disk.do(partial(path.read_text, encoding="ascii")))
-            text = f"another node cannot take part: it exited with status {code}"
+            text = f"a node cannot take part: it exited with status {code}"
             raise NodeError(code, text, is_told=True)
 
     async def _record(self, ending: Ending) -> None:
@@ -284,13 +286,10 @@ class Leader:
         self._tasks.start(self._watch_progress())
 
     async def _watch_run(self) -> None:
-        """Watch for requests and for a later attempt elsewhere.
-
-        Slurm restarts a job elsewhere if it loses contact with its nodes; only one may train.
-        """
+        """Watch for requests, and for a later attempt elsewhere: Slurm may have lost this node."""
         later, newest = self._number + 1, 0
         while newest < later:
-            await self._interruption.look()
+            await self._interruption.check_request()
             with contextlib.suppress(OSError):  # NFS caches single names, not listings
                 newest = await self._disk.do(self._paths.newest_attempt)
             await asyncio.sleep(LOOK_S)
@@ -300,7 +299,7 @@ class Leader:
     async def _watch_progress(self) -> None:
         """Watch for hangs, and for ranks that keep running after others ended."""
         while True:
-            self._hangs.look()
+            self._hangs.check()
             if self._have_ended_well or any(peer.is_done for peer in self.head.peers.values()):
                 self._hangs.leaving()
             await asyncio.sleep(LOOK_S)

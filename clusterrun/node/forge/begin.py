@@ -55,11 +55,7 @@ def begin(run_dir: str) -> Callable[[], None] | None:
 
 
 def _restore_signals() -> None:
-    """Give ranks the signals of a process that a terminal started.
-
-    A run that was started in the background, or with nohup, inherits SIGHUP, SIGINT and SIGQUIT
-    as ignored.
-    """
+    """Restore the signals that a start in the background, or by nohup, has set to be ignored."""
     for number in signal.valid_signals() - {*_PYTHON_IGNORES, *WARNINGS}:
         if signal.getsignal(number) is signal.SIG_IGN:
             is_int = number == signal.SIGINT
@@ -73,6 +69,7 @@ def begun() -> Started | None:
 
 
 def _fork(run_dir: str, before: Mapping[str, str], *, is_head: bool) -> Callable[[], None] | None:
+    """Fork the forge; return None, and in each rank that it forks what the rank is to run."""
     # A packet arrives whole, also if a fork sends others.
     ours, theirs = ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in ends:

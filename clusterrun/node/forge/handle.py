@@ -22,16 +22,14 @@ OUTPUT_BYTES = 1 << 20
 
 
 class Forge:
-    """A process that has imported what the ranks need, and forks them. It outlives attempts.
-
-    While it imports (`importing`), it can't follow orders.
-    """
+    """A process that imports what the ranks need, and forks them in each attempt of the job."""
 
     def __init__(self, started: Started) -> None:
         self.pid, self._process = started.pid, psutil.Process(started.pid)
         self._socket, self._output = started.link, started.output
         self._changed_at = time.monotonic()
-        self.importing = self.why_closed = self.problem_of_store = ""
+        self.importing = ""  # a module, during whose import it follows no orders
+        self.why_closed = self.problem_of_store = ""
         self._has_libraries = self._is_ended = False
         self._variables: dict[str, Any] | None = None
         self._shown = 0  # bytes of its output that have been taken
@@ -40,10 +38,7 @@ class Forge:
     async def variables(
         self, env: Mapping[str, str], arguments: Sequence[str]
     ) -> tuple[dict[str, str], str]:
-        """Return what `accelerate launch` with these arguments adds to `env`, or why it can't.
-
-        A run's arguments stay the same, so accelerate is asked once.
-        """
+        """Return what `accelerate launch` adds to `env`, or why it can't; a run asks once."""
         if not self._variables:
             self._send("variables", env=env, arguments=list(arguments))
 
@@ -53,9 +48,9 @@ class Forge:
             return self._variables is not None or cannot_come
 
         await self._until(is_known, IMPORT_S)
-        found: dict[str, Any] = self._variables or {}
         why = self.why_closed or "accelerate launch does not answer"
-        return found.get("common", {}), "" if "common" in found else found.get("problem", why)
+        found: dict[str, Any] = self._variables or {"problem": why}
+        return found.get("common", {}), found.get("problem", "")
 
     def host_store(self, place: tuple[str, int, int, int]) -> None:
         """Host the store of the ranks, as torch's launcher does on the first node."""
@@ -67,7 +62,7 @@ class Forge:
         self.pids = []
         self._send("launch", **order)
 
-    def look(self) -> None:
+    def take_answers(self) -> None:
         """Take the answers that have come, and close the forge if it is dead or takes too long."""
         is_dead, is_empty = self.is_dead, False  # a fork may hold its end of the socket
         while not is_empty:
@@ -80,7 +75,7 @@ class Forge:
             except (OSError, ValueError):
                 is_dead = is_empty = True
         if is_dead:
-            self._closed(f"it {self.how_ended()}")
+            self._closed(f"the forge {self.how_ended()}")
             return
         if self.importing and time.monotonic() - self._changed_at > IMPORT_S:
             text = f"importing {self.importing} takes longer than {IMPORT_S:.0f} s"
@@ -137,20 +132,21 @@ class Forge:
         try:
             send(self._socket, {"order": order, **fields})
         except OSError as error:
-            self.look()  # it may have ended
-            self._closed(f"it does not take orders: {error.strerror}")
+            self.take_answers()  # it may have ended
+            self._closed(f"the forge does not take orders: {error.strerror}")
 
     async def _until(self, is_so: Callable[[], bool], limit_s: float) -> None:
+        """Take answers until `is_so()`, the forge is dead or the time is up."""
         loop, deadline = asyncio.get_running_loop(), time.monotonic() + limit_s
-        self.look()
+        self.take_answers()
         while not is_so() and not self.is_dead and (left_s := deadline - time.monotonic()) > 0:
             came = asyncio.Event()
             loop.add_reader(self._socket, came.set)
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(came.wait(), min(left_s, 1.0))
             loop.remove_reader(self._socket)
-            self.look()
-        self.look()  # it may have ended since
+            self.take_answers()
+        self.take_answers()  # it may have ended since
 
     async def end(self) -> None:
         """End all that it has forked; it stays ready for the next attempt."""
@@ -158,7 +154,7 @@ class Forge:
         self._send("end")
         await self._until(lambda: self._is_ended, END_S)
         if not self._is_ended:
-            self.close("it did not end its ranks in time")
+            self.close("the forge did not end its ranks in time")
 
     def close(self, why: str) -> None:
         """End the forge, and with it the ranks that it has forked."""

@@ -36,10 +36,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def accelerate_launch(failures_file: Path, arguments: Sequence[str]) -> int:
-    """Launch the ranks and wait for them; return 0 if all succeeded, else 1.
-
-    Record which ranks failed: accelerate itself exits with 1 for any failure.
-    """
+    """Launch the ranks and wait; return 1 if any failed, and record which: accelerate does not."""
     os.environ["CLUSTERRUN_LAUNCHER_PID"] = str(os.getpid())
     _keep_torch_quiet()
     import subprocess
@@ -63,11 +60,7 @@ def accelerate_launch(failures_file: Path, arguments: Sequence[str]) -> int:
 
 
 def _keep_torch_quiet() -> None:
-    """Silence torch's launcher: the agents know which rank failed first.
-
-    torch's table names only this node's first failure. After a successful run, a launcher warns
-    if another one exits first.
-    """
+    """Silence torch's launcher: it names only this node's failure, and warns of others' exits."""
     if "TORCH_CPP_LOG_LEVEL" not in os.environ:
         os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
         os.environ["CLUSTERRUN_QUIET_LAUNCHER"] = "1"  # the ranks remove both
@@ -81,10 +74,7 @@ def _keep_torch_quiet() -> None:
 
 
 def common(ranks: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """Return the variables of a node's first rank, if the others differ only in their numbers.
-
-    Raises ValueError if another variable differs.
-    """
+    """Return the first rank's variables; raise ValueError if others differ in more than OF_RANK."""
     first = ranks[0]
     for other in ranks[1:]:
         if names := {n for n in {*first, *other} - OF_RANK if first.get(n) != other.get(n)}:
@@ -147,10 +137,7 @@ def _number(_: Any, group: Any) -> None:
 def host_store(
     address: str, port: int, nodes: int, timeout_s: int, is_there: Callable[[], None]
 ) -> NoReturn:
-    """Host the ranks' store on the first node until this process is killed.
-
-    It is the store of torch's static rendezvous, but it does not wait: no launcher joins it.
-    """
+    """Host the ranks' store until killed, as torch's static rendezvous would on the first node."""
     from datetime import timedelta
 
     from torch.distributed import TCPStore

@@ -48,7 +48,7 @@ class ForgeProcess:
         self._why_closed = "its modules are not imported"
         self._project = ProjectFiles(plan["entry"])
         self._changes = Changes(self._project)
-        self._page = mmap.mmap(-1, 1)  # 1: the script has set nothing that an import missed
+        self._may_import_late = mmap.mmap(-1, 1)  # a flag that rank 0 of this node sets
 
     def _tell(self, event: str, **fields: Any) -> None:
         """Send an answer; if the agent is gone, exit."""
@@ -64,22 +64,20 @@ class ForgeProcess:
             os._exit(0)  # the agent has closed the socket
 
     def load(self, *, is_head: bool) -> None:
-        """Import everything, and report whether forks can become ranks.
-
-        The first node's agent asks for the variables first, which a bad module must not prevent.
-        """
+        """Import everything, and report whether forks can become ranks."""
         gc.disable()  # all of it stays
         strategy = self._plan["strategy"]
         of_ranks = ranks.imports_of_all(strategy, self._project.imported)
         try:
             if not is_head:
                 self._check_variables(of_ranks)
-            libraries = ("torch", "torch.distributed", "accelerate")
-            of_zero = ["deepspeed"] * strategy.startswith("zero")
-            ranks.preload((*libraries, *of_zero), self._importing)
+            libraries = ["torch", "torch.distributed", "accelerate"]
+            if strategy.startswith("zero"):
+                libraries.append("deepspeed")
+            ranks.preload(libraries, self._importing)
             self._tell("imported")
             if is_head:
-                self._obey_up_to("variables")  # these forks work while this process imports
+                self._obey_up_to("variables")  # now: a bad module must not prevent the answer
             if self._plan["launcher"] == "direct":
                 raise Closed("launch.launcher is direct")
             if not self._is_alone:
@@ -126,13 +124,13 @@ class ForgeProcess:
         """Follow the next order, or import meanwhile; return whether this is now a rank."""
         if select.select([self._link], [], [], IDLE_S)[0]:
             return self._obey(self._order())
-        if self._page[0]:
+        if self._may_import_late[0]:
             self._import_late()
         return False
 
     def _import_late(self) -> None:
         """Import what ranks import when they begin to train, which takes a second or more."""
-        self._page[0] = 0
+        self._may_import_late[0] = 0
         try:
             late = ranks.between_attempts(self._project, self._changes.names)
             ranks.preload(late, lambda _: None)
@@ -149,7 +147,7 @@ class ForgeProcess:
                 address, port, nodes, timeout_s = order["place"]
                 is_there = partial(self._tell, "store")
                 host = partial(launchers.host_store, address, port, nodes, timeout_s, is_there)
-                self._help(host, "store")
+                self._run_in_fork(host, "store")
             case "launch":
                 return self._launch(order)
             case "end":
@@ -170,10 +168,10 @@ class ForgeProcess:
             self._tell("variables", common=launchers.common(found))
             os._exit(0)
 
-        self._help(find, "variables")
+        self._run_in_fork(find, "variables")
 
-    def _help(self, work: Callable[[], NoReturn], name: str) -> None:
-        """Run `work` in a fork that dies with the forge, and report if it fails."""
+    def _run_in_fork(self, work: Callable[[], NoReturn], event: str) -> None:
+        """Run `work` in a fork that dies with the forge; `event` reports it if it fails."""
         parent, pid = os.getpid(), fork()
         if pid:
             self._children.append(pid)
@@ -182,7 +180,7 @@ class ForgeProcess:
             die_with_parent(parent)
             work()
         except BaseException as error:  # noqa: BLE001 - also SystemExit of an argument parser
-            self._tell(name, problem=f"{type(error).__name__}: {error}")
+            self._tell(event, problem=f"{type(error).__name__}: {error}")
         finally:
             os._exit(1)
 
@@ -192,7 +190,7 @@ class ForgeProcess:
         """Fork the ranks; return whether this is one of them."""
         if self._why_closed:
             return False
-        self._page[0] = 0
+        self._may_import_late[0] = 0
         try:
             for environ in order["ranks"]:
                 environ.update({n: v for n, v in order["env"].items() if n not in environ})
@@ -210,7 +208,7 @@ class ForgeProcess:
     def _fork_ranks(self, order: Mapping[str, Any]) -> list[int]:
         """Fork all ranks; return their pids, or in a rank []. Raises Closed before any begins."""
         imported, launcher = set(sys.modules) - self._modules, os.getpid()
-        gate, problem, pids = os.pipe(), "", list[int]()
+        gate, problem, pids = os.pipe(), "", list[int]()  # each rank waits for a byte in the pipe
         for local, environ in enumerate(order["ranks"]):
             with self._handlers.held():
                 try:
@@ -219,7 +217,7 @@ class ForgeProcess:
                     problem = f"the forge cannot fork: {error.strerror}"
                     break
                 if pid == 0:
-                    _pass(*gate)
+                    _wait_for_all(*gate)
                     self._link.close()
                     what = (order["entry"], environ, self._before, order["output"])
                     ranks.become(*what, order["titles"][local], launcher)
@@ -238,13 +236,14 @@ class ForgeProcess:
         return pids
 
     def _compare_when_joined(self, imported: Collection[str]) -> None:
-        """Have the rank look, once it has made its imports, whether they would have differed."""
+        """Have this rank check, when it joins its world, what its script has changed too late."""
         start = RankStart(imported)
 
         def compare() -> None:
             with contextlib.suppress(Exception):  # it must not end a training
                 missed = start.missed()
-                self._page[0] = not (missed or start.changed() or start.has_own(["datasets"]))
+                is_changed = missed or start.changed() or start.has_own(["datasets"])
+                self._may_import_late[0] = 0 if is_changed else 1  # for the next attempt
                 if missed and os.environ.get("RANK") == "0":
                     sys.stderr.write(f"clusterrun: {missed}; use --set launch.launcher=direct\n")
 
@@ -290,8 +289,8 @@ def serve(
     forge.serve()
 
 
-def _pass(gate: int, opener: int) -> None:
-    """Wait, in a rank, until all have been forked; exit if one could not be."""
+def _wait_for_all(gate: int, opener: int) -> None:
+    """Wait, in a rank, until all ranks have been forked; exit if one could not be."""
     os.close(opener)
     if not os.read(gate, 1):
         os._exit(1)

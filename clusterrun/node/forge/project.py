@@ -35,10 +35,12 @@ class ProjectFiles:
             self._read(path, package)
 
     def _read(self, path: str, package: str) -> None:
+        """Read a file, and the project's files that it imports; `package` is where it is."""
         if path in self.files or len(self.files) >= _FILES:
             return
         body, is_relevant = _parsed(path)
-        self.files[path] = tuple(each for node in body * is_relevant for each in ast.walk(node))
+        nodes = (each for node in body for each in ast.walk(node))
+        self.files[path] = tuple(nodes) if is_relevant else ()
         for node in _statements(body):
             is_first = node in body
             if isinstance(node, ast.Import):
@@ -50,7 +52,7 @@ class ProjectFiles:
 
     def _import(self, module: str, names: Sequence[str], *, is_first: bool) -> None:
         """Read the files of a module, or note one that the project does not have."""
-        parents = accumulate(module.split("."), lambda above, name: f"{above}.{name}")
+        parents = accumulate(module.split("."), lambda above, name: f"{above}.{name}")  # a, a.b, …
         modules = (*parents, *(f"{module}.{name}" for name in names))
         found = [each for each in (_file(each, self.directories) for each in modules) if each[0]]
         for path, package in found:
@@ -116,7 +118,10 @@ def _absolute(node: ast.ImportFrom, package: str) -> str:
 
 
 class Changes:
-    """The variables that a project may set, and the first place where it may set any ("")."""
+    """The variables that a project may set (`names`).
+
+    `place` is the first line that may set variables whose names it does not show; "" for none.
+    """
 
     def __init__(self, project: ProjectFiles) -> None:
         self.place = ""
@@ -131,10 +136,11 @@ class Changes:
 
 
 class _Meanings:
-    """What the names in a file stand for: os.environ, or a loader of variables."""
+    """Which names in a file stand for os.environ, and which for a loader of variables."""
 
     def __init__(self, nodes: Nodes) -> None:
         self._environ, self._loaders = {"environ", "environb"}, {*_LOADERS}
+        # An alias or an assignment, such as `env = os.environ`, gives a meaning to one more name.
         pairs: list[tuple[str | None, ast.AST | None]] = [
             *((n.asname, n) for n in nodes if isinstance(n, ast.alias)),
             *((_name(n.targets[0]), n.value) for n in nodes if isinstance(n, ast.Assign)),
@@ -146,7 +152,7 @@ class _Meanings:
                     alike.add(name)
 
     def changed(self, node: ast.AST) -> list[str] | None:
-        """Return the variables that an expression changes; None if they cannot be known."""
+        """Return the variables that an expression changes; None if it may change any."""
         match node:
             case (
                 ast.Subscript(ctx=ast.Store() | ast.Del(), value=owner, slice=value)
@@ -160,29 +166,31 @@ class _Meanings:
     def _changed_by_call(
         self, function: ast.AST, args: Sequence[ast.AST], keywords: Sequence[ast.keyword]
     ) -> list[str] | None:
+        """Return the variables that a call changes; None if it may change any."""
         name, owner = _name(function), _name(getattr(function, "value", None))
+        is_of_environ = owner in self._environ
         if name in self._loaders or any(each.arg in _LOADERS for each in keywords):
-            return None
-        if owner in self._environ and name == "update":
+            return None  # a file has their names
+        if is_of_environ and name == "update":
             return _keys([*args, *keywords])
-        is_change = owner in self._environ and name in ("setdefault", "pop", "__setitem__")
-        if not is_change and name not in ("putenv", "unsetenv"):
-            return []
-        found = _keys(args[:1])
-        is_kept = name == "setdefault" and found and set(found) <= os.environ.keys()
-        return [] if is_kept else found  # the job has set it
+        if name in ("putenv", "unsetenv") or (is_of_environ and name in ("pop", "__setitem__")):
+            return _keys(args[:1])
+        if is_of_environ and name == "setdefault":
+            found = _keys(args[:1])
+            return None if found is None else [each for each in found if each not in os.environ]
+        return []
 
 
 def _keys(nodes: Iterable[ast.AST | None]) -> list[str] | None:
-    """Return texts, and the keys of mappings; None if some do not stand there as texts."""
+    """Return constants, and the keys of mappings; None if one of them is computed."""
     found: list[str] = []
     left = list(nodes)
-    for node in left:
+    for node in left:  # it grows
         match node:
             case ast.Constant(value=value) | ast.keyword(arg=str() as value):
                 found.append(value.decode() if isinstance(value, bytes) else str(value))
-            case ast.Dict(keys=keys, values=values):
-                left += [key or value for key, value in zip(keys, values, strict=True)]
+            case ast.Dict(keys=keys, values=values):  # `**value` has no key
+                left.extend(key or value for key, value in zip(keys, values, strict=True))
             case _:
                 return None
     return found
@@ -293,19 +301,19 @@ class RankStart:
 
     def changed(self) -> list[str]:
         """Return the variables that the script has changed and a library reads at its import."""
-        changed = dict(self._env.items() ^ os.environ.items())
-        return read_early(changed, (*self._imported, "datasets"))
+        names = {n for n in {*self._env, *os.environ} if self._env.get(n) != os.environ.get(n)}
+        return read_early(names, (*self._imported, "datasets"))
 
     def has_own(self, names: Collection[str]) -> list[str]:
-        """Return which of these modules the script finds first where it has put its own."""
+        """Return which of these modules are in what the script has put first on sys.path."""
         texts = (path for path in sys.path if isinstance(path, str))  # Python ignores others
         first = takewhile(lambda path: not path.endswith("-packages"), texts)
         return shadowing((path for path in first if path not in self._path), names)
 
     def missed(self) -> str:
-        """Return what the script has changed since, but too late; "" if nothing."""
-        late = tuple(name for name, module in _READERS.items() if module not in self._imported)
-        if names := [name for name in self.changed() if not name.startswith(late)]:
+        """Return what the script has changed after the forge has imported what reads it, or ""."""
+        unread = tuple(name for name, module in _READERS.items() if module not in self._imported)
+        if names := [name for name in self.changed() if not name.startswith(unread)]:
             text = ", ".join(names)
             return f"the script changes {text} too late: the forge has imported what reads it"
         if names := self.has_own(self._imported):

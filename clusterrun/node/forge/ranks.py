@@ -81,11 +81,7 @@ def open_device() -> str:
 
 
 def imports_of_all(strategy: str, imported: Collection[str]) -> tuple[str, ...]:
-    """Return what each rank imports in any case, if it is installed.
-
-    accelerate does so for a strategy, a script that imports deepspeed for DeepSpeed's own loop:
-    `imported` is what the project imports.
-    """
+    """Return what accelerate (for ZeRO) or the project imports of DeepSpeed, if it is installed."""
     names = ["deepspeed"] if "deepspeed" in imported else []
     if strategy.startswith("zero"):
         names += ["setuptools", "transformers.integrations.deepspeed"]
@@ -100,15 +96,15 @@ def between_attempts(project: ProjectFiles, changed: Iterable[str]) -> tuple[str
     """
     names = ["torch._dynamo"]
     is_used = bool(project.imported & {"accelerate", "transformers"})
-    if is_used and not read_early(changed, ["datasets"]) and _is_hugging_faces(project):
+    if is_used and not read_early(changed, ["datasets"]) and _is_installed_datasets(project):
         names.append("datasets")
     return tuple(n for n in names if n not in sys.modules and importlib.util.find_spec(n))
 
 
-def _is_hugging_faces(project: ProjectFiles) -> bool:
+def _is_installed_datasets(project: ProjectFiles) -> bool:
     """Return whether ranks would import the installed package datasets, and all that it requires.
 
-    Another one may be the project's own, on PYTHONPATH or installed under the same name.
+    The project or PYTHONPATH may have other modules of these names.
     """
     from importlib import metadata
 
@@ -141,27 +137,29 @@ def preload(names: Iterable[str], tell: Callable[[str], None]) -> None:
 
 @contextlib.contextmanager
 def nvml_kept_out() -> Iterator[list[str]]:
-    """Have a fork count the GPUs for torch, and note that NVML's Python module was started.
+    """Keep NVML out of this process: a fork counts the GPUs for torch, `start_nvml` starts it.
 
-    Yield a list, in which each other question to that module is noted: it gets no answer.
+    Yield a list of the other NVML functions that were called: such a call raises NVMLError.
     """
     asked: list[str] = []
+    cuda: Any = sys.modules.get("torch.cuda")
+    if not (hasattr(cuda, "_device_count_nvml") and cuda._is_compiled()):
+        yield asked
+        return
+    ask = cuda._device_count_nvml
+    count = cache(lambda: int(fork_answer(lambda: str(ask()), NVML_S) or "-1"))  # -1: unknown
     with contextlib.ExitStack() as stack:
-        cuda: Any = sys.modules.get("torch.cuda")
-        if hasattr(cuda, "_device_count_nvml") and cuda._is_compiled():
-            ask = cuda._device_count_nvml
-            count = cache(lambda: int(fork_answer(lambda: str(ask()), NVML_S) or "-1"))
-            stack.enter_context(_replaced(cuda, "_device_count_nvml", count))
-            if importlib.util.find_spec("pynvml"):
-                module: Any = importlib.import_module("pynvml")
-                start = module.nvmlInit
-                stack.enter_context(_replaced(module, "nvmlInit", lambda: _started.append(start)))
+        stack.enter_context(_replaced(cuda, "_device_count_nvml", count))
+        if importlib.util.find_spec("pynvml"):
+            module: Any = importlib.import_module("pynvml")
+            start = module.nvmlInit
+            stack.enter_context(_replaced(module, "nvmlInit", lambda: _started.append(start)))
 
-                def refuse(name: str) -> NoReturn:
-                    asked.append(name)
-                    raise module.NVMLError(1)  # uninitialised
+            def refuse(name: str) -> NoReturn:
+                asked.append(name)
+                raise module.NVMLError(1)  # uninitialised
 
-                stack.enter_context(_replaced(module, "_nvmlGetFunctionPointer", refuse))
+            stack.enter_context(_replaced(module, "_nvmlGetFunctionPointer", refuse))
         yield asked
 
 
@@ -212,14 +210,15 @@ def leave_to_agent() -> None:
 
 
 def check_environment(ours: Mapping[str, str], theirs: Mapping[str, str]) -> None:
-    """Raise Closed if a variable that a library reads at its import differs; name no values.
+    """Raise Closed if the ranks' environment differs in a variable that an import has read.
 
-    A variable may have been set by a library that both the launcher and the forge have imported.
-    accelerate's launcher also sets each variable under its name in capital letters.
+    `ours` is the environment with which the forge began. A library that launcher and forge have
+    both imported may have set a variable since. accelerate's launcher also sets each variable under
+    its name in capital letters. The message shows no values: they may be secret.
     """
-    known = {n.upper(): value for n, value in ours.items()}
-    known |= {n: os.environ[n] for n in theirs if n in os.environ}
-    names = {n for n in {*ours, *theirs} if theirs.get(n) not in (ours.get(n), known.get(n, ""))}
+    same = {n.upper(): value for n, value in ours.items()}
+    same |= {n: os.environ[n] for n in theirs if n in os.environ}
+    names = {n for n in {*ours, *theirs} if theirs.get(n) not in (ours.get(n), same.get(n, ""))}
     late = {n for n in names if n.startswith(READ_LATE) or n == "PYTHONPATH"}
     if "libiomp" not in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace"):
         late |= {n for n in names if n.startswith("KMP_")}
@@ -245,7 +244,7 @@ def check_modules(project: ProjectFiles, added: Sequence[str], imported: set[str
     """Raise Closed if the project has modules that would be imported instead of preloaded ones."""
     if names := shadowing([*project.directories, *directories(project), *added], imported):
         why = f"modules of the project have the names of installed ones: {', '.join(names)}"
-        raise Closed(why, "rename them, unless they are meant to replace these")
+        raise Closed(why, "rename them, unless they should replace the installed ones")
 
 
 def become(
@@ -256,9 +255,10 @@ def become(
     title: str,
     launcher: int,
 ) -> None:
-    """Turn this fork into a rank with this environment; `before` is what the forge began with.
+    """Turn this fork into a rank with the environment `environ`.
 
-    `launcher` is the forge's process.
+    `before` is the environment with which the forge began, `launcher` its pid. Its imports may have
+    set other variables: these stay.
     """
     os.setsid()
     target = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)

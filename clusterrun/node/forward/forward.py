@@ -68,10 +68,7 @@ class Forwarder(threading.Thread):
         return self.clock.corrected_s(time.time())
 
     def say(self, text: str, *, tell: bool = False, is_error: bool = False) -> None:
-        """Write the agent's own lines to the log, and with `tell` also to the job's output.
-
-        With `is_error`, the log marks them so that readers find them among the error lines.
-        """
+        """Log the agent's own lines, as error lines if `is_error`; `tell` also tells the user."""
         now_us = self.clock.corrected(self.clock.now_us())
         for line in (f"error: {text}" if is_error else text).splitlines():
             self._own_lines.append((now_us, line.encode(errors="replace") + b"\n"))
@@ -79,10 +76,7 @@ class Forwarder(threading.Thread):
             say_on_stderr(f"{self._who.node}: {text}")
 
     def event(self, kind: str, /, **fields: Any) -> None:
-        """Record an event, which may have a time of its own.
-
-        Drop steps while too many events wait for a full disk.
-        """
+        """Record an event, which may have its own `ts`; drop a step if too many wait for a disk."""
         about = {"ts": round(self.now_s(), 6), "type": kind, "attempt": self._number}
         if kind != "step" or len(self._new_events) < WAITING_EVENTS:
             event = {**about, "node": self._who.node, **fields}
@@ -94,7 +88,7 @@ class Forwarder(threading.Thread):
         about = {"attempt", "node", "type"}
         self.event(event["type"], **{n: v for n, v in event.items() if n not in about})
 
-    def told(self, message: Mapping[str, Any]) -> None:
+    def record_for_conductor(self, message: Mapping[str, Any]) -> None:
         """Record an event or a line of the conductor."""
         if message.get("type") == "event":
             self.event(str(message["name"]), **message["fields"])
@@ -194,7 +188,7 @@ class Forwarder(threading.Thread):
         for file, found in self._copies.items():
             file.copy(found(), is_last=self._ending.is_set())
         for source in self._sources.values():
-            source.look()
+            source.update()
         self._bound_backlog()
         is_busy = self._log.flush() and self._take_turns(now_us)
         if self._log.flush():
@@ -264,18 +258,20 @@ class Forwarder(threading.Thread):
             if self._log.problem or not source.is_due(now, is_last=is_last):
                 return
 
-    def _allowed(self, piece: Piece, rank: str, now: float) -> Iterable[Piece | Loss]:
-        limit = self._plan.log_lines_per_s
-        if rank == OF_NO_RANK or not limit:
-            return (piece,)
-        return self._rates.setdefault(rank, Rate(limit)).allow(piece, now)
-
     def _write_own_lines(self, until_us: int) -> None:
         while self._own_lines and self._own_lines[0][0] <= until_us:
             at_us, text = self._own_lines.popleft()
             self._log.add(Piece(text, is_cut=False), at_us, "-", "a")
 
+    def _allowed(self, piece: Piece, rank: str, now: float) -> Iterable[Piece | Loss]:
+        """Return what of a piece may be logged, and what the limit on a rank's lines drops."""
+        limit = self._plan.log_lines_per_s
+        if rank == OF_NO_RANK or not limit:
+            return (piece,)
+        return self._rates.setdefault(rank, Rate(limit)).allow(piece, now)
+
     def _lose(self, source: SpoolReader, loss: Loss) -> None:
+        """Add to the loss that is recorded before the next line; it has one reason."""
         if source.lost.reason != loss.reason:
             self._write_loss(source, 0, is_now=True)
         source.lost = Loss(source.lost.size + loss.size, loss.reason)
@@ -302,8 +298,7 @@ class Rate:
         count = 1 if piece.is_cut else piece.text.count(b"\n")
         end = len(piece.text)
         if count > self._left:
-            lines = [] if piece.is_cut else piece.text.split(b"\n", self._left)[: self._left]
-            end = sum(map(len, lines)) + len(lines)
+            end = sum(len(line) + 1 for line in piece.text.split(b"\n", self._left)[: self._left])
         self._left -= min(count, self._left)
         if end:
             yield Piece(piece.text[:end], piece.is_cut)
@@ -312,10 +307,7 @@ class Rate:
 
 
 def pack(spool: Spool, target: Path, *, is_moved: bool = False) -> None:
-    """Pack the flight recorder's dumps, if there are any; `is_moved`: delete them then.
-
-    Raises OSError.
-    """
+    """Pack the flight recorder's dumps, if any; delete them if `is_moved`. Raises OSError."""
     if not (dumps := [path for path in spool.named(f"{FLIGHT}_") if path.stat().st_size]):
         return
     import tarfile  # few nodes need it
@@ -328,8 +320,9 @@ def pack(spool: Spool, target: Path, *, is_moved: bool = False) -> None:
     ):
         for path in dumps:
             archive.add(path, path.name.removeprefix("flight_"))  # as torch names them
-    for path in dumps if is_moved else ():
-        path.unlink()
+    if is_moved:
+        for path in dumps:
+            path.unlink()
 
 
 class _Joined(AppendedFile):
@@ -341,7 +334,9 @@ class _Joined(AppendedFile):
 
     def copy(self, paths: Iterable[Path], *, is_last: bool) -> None:
         """Copy data added since the last call: whole lines, or everything if `is_last`."""
-        for path in () if self.pending_bytes else paths:
+        if self.pending_bytes:
+            paths = ()  # first write what waits
+        for path in paths:
             with contextlib.suppress(OSError), open(path, "rb") as file:
                 file.seek(self._read.get(path, 0))
                 data = file.read()

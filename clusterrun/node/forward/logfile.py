@@ -33,10 +33,7 @@ _DIGITS = b"0123456789"
 
 
 class AppendedFile:
-    """Append to a file in the run directory, whose disk may be full for a while.
-
-    Keep data that can't be written yet; continue at the byte where writing stopped.
-    """
+    """Append to a file whose disk may be full for a while; keep what can't be written yet."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -170,6 +167,7 @@ class SideFile:
     def _add_line(
         self, source: tuple[str, str], head: bytes, text: bytes, offset: int, *, is_cut: bool
     ) -> None:
+        """Keep an error line, or any line that no rank wrote; remember that its rest follows."""
         if not (kind := self._classifier.classify(source, text)) and source[0] != OF_NO_RANK:
             return
         if is_cut:
@@ -220,4 +218,5 @@ def stamp(piece: Piece, time_us: int, rank: str, stream: str) -> bytes:
     if piece.is_cut:
         return line_head(time_us, rank, stream.upper()) + piece.text + b"\n"
     head = line_head(time_us, rank, stream)
-    return (head + piece.text.replace(b"\n", b"\n" + head))[: -len(head)]
+    # A head follows each newline, also the last one.
+    return (head + piece.text.replace(b"\n", b"\n" + head)).removesuffix(head)

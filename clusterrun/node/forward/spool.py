@@ -122,6 +122,7 @@ def create_spool(job_id: str, attempt: int, node_rank: int) -> Spool:
 
 
 def _clear_abandoned(base: Path) -> None:
+    """Remove this user's spools whose agent is gone, and those that were kept for KEPT_S."""
     here = _pid_space()
     with contextlib.suppress(OSError):
         for entry in os.scandir(base):
@@ -192,17 +193,14 @@ class Loss(NamedTuple):
 
 
 class SpoolReader:
-    """Read the output of a rank or the launcher as it grows.
-
-    The file is never truncated: that could lose what its rank is writing.
-    """
+    """Read a growing output; never truncate it, which could lose what its rank is writing."""
 
     def __init__(self, output: Output, now_us: int) -> None:
         self.rank, self.stream = output.rank, output.stream
         self.size = self.position = self.mtime_us = 0
         self.read_until_us = now_us  # unread bytes were written after that
         self.lost, self.recorded_us = Loss(0, ""), 0  # not yet recorded, and the last record
-        self._held: tuple[int, int, float] | None = None  # position, size, since when
+        self._held: tuple[int, int, float] | None = None  # a line: position, file size, since when
         self._given_back = 0  # up to this byte
         self._can_give_back = True
         self._descriptor = os.open(output.path, os.O_RDWR | os.O_CLOEXEC)
@@ -212,7 +210,7 @@ class SpoolReader:
         """How many bytes wait in the file."""
         return self.size - self.position
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Update the file's size and mtime."""
         found = os.fstat(self._descriptor)
         if found.st_size < self.position:  # the script truncated its own output
@@ -227,23 +225,25 @@ class SpoolReader:
         return (position, size) != (self.position, self.size) or now - since >= HELD_S
 
     def read(self, now: float, *, is_last: bool) -> list[Piece]:
-        """Return the next lines; `now` in seconds of the monotonic clock."""
+        """Return the next lines; `now` in seconds of the monotonic clock.
+
+        Hold the beginning of an unfinished line for HELD_S, or return it if `is_last`.
+        """
         data = os.pread(self._descriptor, min(BLOCK_BYTES, self.unread), self.position)
         is_end = len(data) == self.unread
-        is_long_held = self._held is not None and self._held[0] == self.position
-        since = self._held[2] if self._held and is_long_held else now
+        since = self._held[2] if self._held and self._held[0] == self.position else now
         pieces = split_pieces(data, with_rest=is_end and (is_last or now - since >= HELD_S))
         taken = sum(len(piece.text) for piece in pieces)
-        if is_last and is_end and taken < len(data):  # part of a character, and no rest
+        if is_last and is_end and taken < len(data):  # the file ends within a character
             pieces.append(Piece(data[taken:], is_cut=True))
             taken = len(data)
         self.position += taken
-        still = since if not taken else now
-        self._held = (self.position, self.size, still) if is_end and taken < len(data) else None
+        is_held = is_end and taken < len(data)
+        self._held = (self.position, self.size, now if taken else since) if is_held else None
         return pieces
 
     def drop(self, count: int) -> int:
-        """Skip the oldest bytes, to the end of a line if one is near; return how many."""
+        """Skip `count` unread bytes, and more to the next line if it is near; return how many."""
         start, end = self.position, min(self.position + count, self.size)
         if end < self.size:
             end += _next_start(os.pread(self._descriptor, LINE_BYTES, end))
@@ -253,10 +253,7 @@ class SpoolReader:
         return end - start
 
     def give_back(self) -> None:
-        """Free the space of forwarded bytes, if they are enough and the file system supports it.
-
-        The file keeps its size, so its rank does not notice.
-        """
+        """Free the space of forwarded bytes, if the file system can; the file keeps its size."""
         start, end = self._given_back, self.position // _PAGE_BYTES * _PAGE_BYTES
         if self._can_give_back and end - start >= GIVE_BACK_BYTES:
             mode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
@@ -273,20 +270,18 @@ class SpoolReader:
 
 
 def split_pieces(data: bytes, *, with_rest: bool = False) -> list[Piece]:
-    """Split the bytes of one stream; an unfinished last line waits until it exceeds LINE_BYTES.
+    """Split the bytes of one stream, in order, into blocks of whole lines and cut long lines.
 
-    `with_rest` also takes that line, except for part of a character. The pieces are in order.
+    An unfinished last line waits for more than LINE_BYTES; `with_rest` takes its whole characters.
     """
     pieces: list[Piece] = []
-    start = run = 0  # of the current line, and of the whole lines before it
+    start = 0
     while (end := _line_end(data, start)) > start:
-        if data[end - 1 : end] != b"\n":
-            pieces += [Piece(data[run:start], is_cut=False)] if run < start else []
-            pieces.append(Piece(data[start:end], is_cut=True))
-            run = end
+        piece = Piece(data[start:end], is_cut=data[end - 1 : end] != b"\n")
+        if pieces and not (piece.is_cut or pieces[-1].is_cut):
+            piece = Piece(pieces.pop().text + piece.text, is_cut=False)  # one search and stamp
+        pieces.append(piece)
         start = end
-    if run < start:
-        pieces.append(Piece(data[run:start], is_cut=False))
     rest = data[start : whole_characters(data, len(data))] if with_rest else b""
     return [*pieces, Piece(rest, is_cut=True)] if rest else pieces
 
@@ -301,7 +296,7 @@ def _line_end(data: bytes, start: int) -> int:
 def whole_characters(data: bytes, end: int) -> int:
     """Return the last offset up to `end` that splits no UTF-8 character."""
     for back in range(1, min(4, end + 1)):
-        if (byte := data[end - back]) & 0xC0 != 0x80:
+        if (byte := data[end - back]) & 0xC0 != 0x80:  # the first byte of a character
             length = 4 if byte >= 0xF0 else 3 if byte >= 0xE0 else 2 if byte >= 0xC0 else 1
             return end - back if length > back else end
     return end

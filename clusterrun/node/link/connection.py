@@ -122,11 +122,8 @@ class Realm(NamedTuple):
         return all(message.get(name) == value for name, value in self.label.items())
 
     def read_secret(self) -> bytes:
-        """Return the attempt's secret. Call this only once the conductor has answered.
-
-        A network file system may cache that a file did not exist. Raises OSError.
-        """
-        if secret := read_attempt(self.paths, self.attempt).secret:
+        """Return the secret; call this once the conductor has answered. Raises OSError."""
+        if secret := read_attempt(self.paths, self.attempt).secret:  # NFS caches a missing file
             return secret.encode()
         raise FileNotFoundError(self.paths.attempt_record(self.attempt))
 
@@ -180,9 +177,9 @@ class LaunchParameters:
 class StopDecision:
     """How the attempt ends: settled once, shortly after the first failure.
 
-    `completion` returns the ending if all ranks succeed. `may_wait` gets how many ranks failed
-    alike, and how many reported: whether others may do so yet, and no restart waits. While
-    `is_held` returns True, nothing is settled: ranks save in their own handlers.
+    `completion` returns the ending if all ranks succeed. `may_wait` returns, by how many ranks
+    failed alike and how many failed, whether to wait for others to fail alike. While `is_held`
+    returns True, nothing is settled: ranks save in their own handlers.
     """
 
     def __init__(self) -> None:
@@ -225,6 +222,7 @@ class StopDecision:
         return await asyncio.shield(self._ending)
 
     def _decide(self) -> None:
+        """Settle on the first failure; if its cause may still arrive, look again later."""
         self._waited_s += SETTLE_S
         is_early = self.is_held() or self._waited_s < self._patience_s()
         if is_early and not self.is_made:
@@ -233,7 +231,7 @@ class StopDecision:
         self.make(Ending.of_first(self.failures))
 
     def _patience_s(self) -> float:
-        """Return how many seconds to wait for the cause if all failures are consequences."""
+        """Return how long to wait, after the first failure, for its cause or for others alike."""
         if not all(failure.is_consequence for failure in self.failures):
             alike = Ending.of_first(self.failures).alike
             return ALIKE_S if self.may_wait(alike, len(self.failures)) else SETTLE_S

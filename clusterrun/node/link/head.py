@@ -79,7 +79,7 @@ class Questions:
             self._answers, self._missing = {}, set(self._members())
             self._answered.clear()
             self._send("ask", question=self._number, what=what, **fields)
-            self.look_around()
+            self.drop_gone()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._answered.wait(), within_s or REPLY_S)
             return Answers(given=self._answers, silent=frozenset(self._missing))
@@ -88,9 +88,9 @@ class Questions:
         """Accept a member's answer to the open question."""
         if message.get("question") == self._number:
             self._answers[member] = message
-            self.look_around()
+            self.drop_gone()
 
-    def look_around(self) -> None:
+    def drop_gone(self) -> None:
         """Stop waiting for members that are gone."""
         self._missing &= set(self._members()) - self._answers.keys()
         if not self._missing:
@@ -233,6 +233,7 @@ class Head:
     # What members say
 
     async def _listen_to(self, peer: Peer) -> None:
+        """Handle a member's messages until its connection closes; before `done`, that is a loss."""
         while (message := await peer.channel.receive()) is not None:
             self._handle(peer, message)
         peer.is_gone = True
@@ -242,9 +243,10 @@ class Head:
             self._refused = self._refused or NodeError(NodeExit.RENDEZVOUS_FAILED, text)
         elif not peer.is_done and not self.decision.is_made:
             self.report_failure(lost_node(peer.node, "its agent is gone: the connection closed"))
-        self.look_around()
+        self.check_complete()
 
     def _handle(self, peer: Peer, message: dict[str, Any]) -> None:
+        """Handle a member's message; `heard` gets what is about the training."""
         kind = message.get("type")
         if kind == "ping":
             peer.channel.send("pong", clock_us=time.time_ns() // 1000)
@@ -263,7 +265,7 @@ class Head:
             if kind == "rested":
                 peer.rests = message.get("well") is True
             self._changed.set()
-            self.look_around()
+            self.check_complete()
         elif kind == "answer":
             self.questions.take(peer.node_rank, message)
         elif kind in ("interrupt", "nodes") or peer.node_rank == 0:
@@ -288,7 +290,7 @@ class Head:
         for peer in self.peers.values():
             peer.is_gone = True
         self._changed.set()
-        self.look_around()
+        self.check_complete()
 
     def report_failure(self, failure: Failure) -> None:
         """Stop the attempt for this failure, or for an earlier one on another node."""
@@ -301,9 +303,9 @@ class Head:
         await self.questions.ask("look", within_s=SETTLE_S)
         self.decision.heard_all()
 
-    def look_around(self) -> None:
-        """Notice what is complete: the answers, the attempt."""
-        self.questions.look_around()
+    def check_complete(self) -> None:
+        """Settle what is complete: the open question, and the attempt once all are done."""
+        self.questions.drop_gone()
         if self.is_launched and all(peer.is_done for peer in self.peers.values()):
             self.decision.complete()
 
@@ -322,10 +324,7 @@ class Head:
     # At the end
 
     async def stop(self, ending: Ending) -> bool:
-        """Have all nodes stop and write their logs.
-
-        Return whether nothing runs on any of them in time.
-        """
+        """Have all nodes stop and write their logs; return whether nothing runs on any in time."""
         peers = self.peers.values()
         self._send_all("stop", **asdict(ending))
         await self._until(self._is_quiet, LEAVE_S)

@@ -69,10 +69,7 @@ class Clock:
         self._sent_us = self.now_us()
 
     def pong(self, head_us: int) -> Offset | None:
-        """Take the conductor's time from an answer; return the offset after the last, else None.
-
-        The fastest of several pings is the best (RFC 5905).
-        """
+        """Take an answer; once there are PINGS, return the offset of the fastest (RFC 5905)."""
         now_us = self.now_us()
         middle_us = (self._sent_us + now_us) // 2
         self._found.append(Offset(offset_us=middle_us - head_us, rtt_us=now_us - self._sent_us))
@@ -105,10 +102,7 @@ class Place(NamedTuple):
 
 
 class Member:
-    """The agent of one node in one attempt.
-
-    `told` gets what the conductor wants recorded on this node.
-    """
+    """The agent of one node in one attempt; `record` gets the conductor's events and lines."""
 
     def __init__(
         self,
@@ -118,12 +112,12 @@ class Member:
         timeout_s: float,
         clock: Clock,
         compared: Callable[[Offset], None],
-        told: Callable[[Mapping[str, Any]], None],
+        record: Callable[[Mapping[str, Any]], None],
         answerers: Mapping[str, Answerer],
         disk: SharedDisk,
     ) -> None:
         self._who, self._realm, self._place, self._disk = who, realm, place, disk
-        self._timeout_s, self._answerers, self._told = timeout_s, answerers, told
+        self._timeout_s, self._answerers, self._record = timeout_s, answerers, record
         self._clock, self._compared = clock, compared
         self._tasks = Tasks()
         self._channel: Channel | None = None
@@ -209,6 +203,7 @@ class Member:
         raise self._lost(f"{text}: {problem}")
 
     async def _enter(self, host: str) -> Channel | None:
+        """Connect to `host`; return None if it is not where this attempt's conductor listens."""
         opening = asyncio.open_connection(host, self._place.port, limit=STRANGER_BYTES)
         channel = Channel(*await asyncio.wait_for(opening, CONNECT_S))
         is_admitted = False
@@ -246,6 +241,7 @@ class Member:
         return is_conductor
 
     async def _listen(self, channel: Channel) -> None:
+        """Take the conductor's messages until the connection closes: then it is lost."""
         while (message := await channel.receive()) is not None:
             self._unanswered = 0
             kind = message.get("type")
@@ -267,7 +263,7 @@ class Member:
         elif kind == "ask":
             self._tasks.start(answer(message, self._answerers, channel.send))
         elif kind in ("event", "say"):
-            self._told(message)
+            self._record(message)
 
     def _ping(self, channel: Channel) -> None:
         self._clock.ping()

@@ -56,7 +56,7 @@ class Account:
         self.unfit: tuple[str, ...] = ()
 
     def open(self) -> None:
-        """Read what was saved before."""
+        """Read what was saved before. Raises NodeError after LOSSES attempts without a report."""
         if before := past(self._paths, self._number):
             self._mend(before[-1])
         saved = [each.checkpoint for each in before if each.checkpoint is not None]
@@ -67,11 +67,11 @@ class Account:
             raise NodeError(NodeExit.NODE_LOST, text)
 
     def _mend(self, last: Outcome) -> None:
-        """Correct what followed an attempt that Slurm ended only to requeue the job."""
+        """Record that Slurm has requeued the job, if the last outcome says something else."""
+        is_undecided = last.code != 0 and not last.why
         is_same_job = last.job_id == self._job_id
         was_cancelled = last.cause is Cause.CANCELLED and last.next is Next.STOP
         is_requeued = is_same_job and (was_cancelled or last.next is Next.SUCCESSOR)
-        is_undecided = last.code != 0 and not last.why
         if is_undecided or is_requeued:
             why = last.why if last.next is Next.SUCCESSOR else "Slurm started the job again"
             with contextlib.suppress(OSError):
@@ -149,13 +149,13 @@ def conclude(
     before = [_with_checkpoint(outcome, record) for outcome in past(paths, number)]
     newest = read_outcome(paths, number) or _unreported(paths, number, code, env)
     newest = _unless_interrupted(paths, newest, plan.cluster.scheduler)
-    if newest.interruption is Reason.TIME_LIMIT:  # the agents do not know the time left
+    if newest.interruption is Reason.TIME_LIMIT:  # or a person's signal, if much time is left
         left_s = time_left_s(env, newest.ended_at)
         if left_s is not None or not plan.time_minutes:
             reason = warning_reason(float("inf") if left_s is None else left_s, plan.warning_s)
             newest = _interrupted(newest, reason)
-    resumed = (read_outcome(paths, n) for n in range(1, _first(paths, number)))
-    saved = [outcome.checkpoint for outcome in resumed if outcome]
+    earlier = (read_outcome(paths, n) for n in range(1, _first(paths, number)))
+    saved = [each.checkpoint for each in earlier if each and each.checkpoint is not None]
     newest = dataclasses.replace(
         newest,
         step=record.ended.get(number) if newest.step is None else newest.step,
@@ -165,7 +165,7 @@ def conclude(
     newest = dataclasses.replace(newest, verdict=judge(paths, newest))
     ground = Ground(
         plan=plan,
-        saved_before=max((step for step in saved if step is not None), default=-1),
+        saved_before=max(saved, default=-1),
         savers=record.savers,
         anew=record.anew,
         allocated=_allocated(plan, env),
@@ -254,14 +254,12 @@ def _interrupted(found: Outcome, reason: Reason) -> Outcome:
 
 
 def _saved(paths: RunPaths, history: Sequence[Outcome], record: StepRecord) -> int | None:
-    """Return the step of the newest checkpoint, even if no outcome has it.
-
-    Agents may die before they report it; a resumed run has it on disk.
-    """
+    """Return the step of the newest checkpoint, also if no agent lived to report it."""
     known = [record.newest(history[-1].attempt), *(outcome.checkpoint for outcome in history)]
-    steps = [step for step in known if step is not None]
-    on_disk = None if steps else checkpoint_files.newest(paths.checkpoints_dir, contents=False)[0]
-    return on_disk.step if on_disk else max(steps, default=None)
+    if steps := [step for step in known if step is not None]:
+        return max(steps)
+    on_disk, _ = checkpoint_files.newest(paths.checkpoints_dir, contents=False)  # a resumed run's
+    return on_disk.step if on_disk else None
 
 
 def _with_checkpoint(outcome: Outcome, record: StepRecord) -> Outcome:
@@ -293,14 +291,12 @@ MARKERS = 8  # a run may keep hundreds, and each lists all files of all ranks
 class StepRecord:
     """By attempt: the first and the last step, and the steps that were saved.
 
-    Read this once: a run of a month has millions of steps.
+    It reads the events of rank 0's nodes, once: a run of a month has millions of steps. It also
+    reads the newest checkpoints on disk: an agent that is killed right after a save has not written
+    its event.
     """
 
     def __init__(self, paths: RunPaths, attempts: range) -> None:
-        """Read the events of rank 0's nodes, and the newest checkpoints on disk.
-
-        An agent that is killed right after a save has not written its event.
-        """
         self.began: dict[int, int] = {}
         self.ended: dict[int, int] = {}
         self.saved: dict[int, set[int]] = {}
@@ -327,12 +323,12 @@ class StepRecord:
 
     @property
     def anew(self) -> frozenset[int]:
-        """The attempts that did not continue where the one before had ended."""
+        """The attempts that began before half of what the one before had reached."""
         before = ((n, self.ended.get(n - 1, 0)) for n in self.began)
         return frozenset(n for n, step in before if 2 * self.began[n] < step)
 
     @property
     def savers(self) -> frozenset[int]:
-        """The attempts that saved a step after their first."""
+        """The attempts that saved a step after their first step."""
         last = {attempt: max(steps) for attempt, steps in self.saved.items()}
         return frozenset(n for n, step in last.items() if step > self.began.get(n, step))

@@ -37,10 +37,7 @@ _SITE_PORT = r"(?m)^SlurmdPort\s*=\s*(\d+)"
 
 
 def see_to_run(attempt: Attempt, loss: Ending, say: Callable[[str], None]) -> None:
-    """Record the loss; requeue a job that Slurm would keep, or record the end of the run.
-
-    `say` writes to this node's log.
-    """
+    """Record the loss; requeue a job that Slurm would keep, or record the end of the run."""
     plan, who = attempt.plan, attempt.who
     try:
         from clusterrun.node.recovery.conclude import outcome_of  # slow to import, seldom needed
@@ -86,9 +83,7 @@ def _signed_at(attempt: Attempt) -> float | None:
 
 
 def _is_nearest(attempt: Attempt) -> bool:
-    """Return whether the conductor's node and all nodes before this one are lost, and no other job
-    continues the run.
-    """
+    """Return whether the conductor's node and all before this are lost, and no job goes on."""
     who = attempt.who
     before = [node for node in who.nodes[: who.node_rank] if node != who.conductor]
     if who.node == who.conductor or len(before) >= NEAREST or _goes_on(attempt):
@@ -130,6 +125,7 @@ def known_address(node: str) -> str:
 
 
 def _places(nodes: Sequence[str]) -> dict[str, tuple[str, int]]:
+    """Return the address and port of each node's slurmd, as far as Slurm shows them."""
     if not nodes:
         return {}
     site = re.search(_SITE_PORT, _scontrol("show", "config"))

@@ -120,6 +120,7 @@ def _stop(why: str, exclude: tuple[str, ...] = (), rule: VerdictRule | None = No
 
 
 def _after_interruption(history: Sequence[Outcome], ground: Ground) -> Decision:
+    """Continue through the queue, unless the run cannot, or too many attempts saved nothing."""
     newest = history[-1]
     if newest.code == NodeExit.CANCELLED:
         return _stop("cancelled")
@@ -134,6 +135,7 @@ def _after_interruption(history: Sequence[Outcome], ground: Ground) -> Decision:
 
 
 def _in_the_queue(ground: Ground, why: str, exclude: tuple[str, ...] = ()) -> Decision:
+    """Requeue the job or submit a successor, as `on_interrupt` says; without a queue, relaunch."""
     plan = ground.plan
     if plan.on_interrupt is OnInterrupt.STOP:
         return _stop(f"{why}; --on-interrupt stop", exclude)
@@ -146,7 +148,7 @@ def _in_the_queue(ground: Ground, why: str, exclude: tuple[str, ...] = ()) -> De
 
 
 def _futile(history: Sequence[Outcome], ground: Ground, *, is_lost: bool) -> str:
-    """Return why a restart would be useless; "" if it would not."""
+    """Return why a restart would be useless, "" if it would not; `is_lost`: nodes are to blame."""
     plan = ground.plan
     newest = history[-1]
     from_outside = (Cause.COMPLETED, Cause.INTERRUPTED, Cause.CANCELLED, *_OF_NODES)
@@ -162,8 +164,8 @@ def _futile(history: Sequence[Outcome], ground: Ground, *, is_lost: bool) -> str
     if newest.cause is Cause.RENDEZVOUS and len(stuck) < LOSSES:
         is_second = len(history) > 1 and history[-2].code == newest.code
         return "the nodes could not reach each other" if is_second else ""
-    is_lost |= newest.cause in _OF_NODES
-    if needs_checkpoint(plan, newest.checkpoint) and not is_lost:
+    is_of_nodes = is_lost or newest.cause in _OF_NODES
+    if needs_checkpoint(plan, newest.checkpoint) and not is_of_nodes:
         return (
             "checkpoints/ in the run directory has no complete checkpoint, and the script reported "
             "none; pass --max-restarts N if it saves elsewhere"
@@ -205,7 +207,7 @@ def _unsaved(history: Sequence[Outcome], ground: Ground) -> list[Outcome]:
 def _no_further(history: Sequence[Outcome], ground: Ground) -> list[Outcome]:
     """Return the latest consecutive attempts that did not advance the newest checkpoint."""
     found: list[Outcome] = []
-    for number in range(len(history) - 1, -1, -1):
+    for number in reversed(range(len(history))):
         before = max(_saved(o) for o in history[:number]) if number else ground.saved_before
         if _saved(history[number]) > before:
             break
@@ -243,12 +245,13 @@ def _are_enough(ground: Ground, exclude: Sequence[str]) -> bool:
 def _leaves_unfit(newest: Outcome, ground: Ground, bad: _Bad) -> bool:
     """Return whether the next attempt does without the nodes that failed preflight.
 
-    If they were only warned of, that must cost nothing, or they may be why the attempt failed.
+    If preflight only warned of them, it does if enough nodes are left, or if it may wait in the
+    queue for others and they may be why this attempt failed.
     """
     if newest.cause is Cause.PREFLIGHT or _are_enough(ground, _left_out(newest, bad)):
         return True
     may_wait = len(newest.nodes) > 1 and ground.plan.on_interrupt is not OnInterrupt.STOP
-    has_trained = (newest.step, newest.checkpoint) != (None, None)
+    has_trained = newest.step is not None or newest.checkpoint is not None
     return may_wait and (newest.node in bad.unfit or not has_trained)
 
 
@@ -268,6 +271,7 @@ def _again(newest: Outcome, ground: Ground, bad: _Bad) -> Decision:
 
 
 def _why(newest: Outcome, bad: _Bad) -> str:
+    """Return why the next attempt leaves out nodes: lost ones count first, then faulty ones."""
     if bad.lost:
         return _are(bad.lost, "lost")
     if bad.faulty:
@@ -297,6 +301,7 @@ def judge(paths: RunPaths, outcome: Outcome) -> ShortVerdict | None:
 
 
 def _judged(paths: RunPaths, outcome: Outcome) -> str | None:
+    """Return the judge's verdict as JSON: in a fork if that is safe, else in a new interpreter."""
     loaded = sys.modules.get(JUDGE)
     others = {thread.name for thread in threading.enumerate()} - {threading.main_thread().name}
     if loaded is not None and others <= _QUIET:

@@ -52,10 +52,7 @@ class Success(NamedTuple):
 
 
 def examine(paths: RunPaths, attempt: int) -> None:
-    """Record what is suspect about an attempt that exited with status 0.
-
-    Raises OSError or ValueError if the run's files can't be read or written.
-    """
+    """Record what is suspect about a successful attempt. Raises OSError and ValueError."""
     if (outcome := read_outcome(paths, attempt)) is None or outcome.code or not outcome.nodes:
         return
     head = list(read_ends(paths.events(outcome.nodes[0]), attempt))
@@ -75,11 +72,12 @@ def suspicions_of(success: Success) -> tuple[Suspicion, ...]:
 
 
 def _doubts(success: Success) -> Iterator[tuple[Doubt, str]]:
+    """Yield what is suspect; of losses, what the script reported counts before what it printed."""
     if text := _no_step(success):
         yield Doubt.NO_STEP, f"no step was taken: {text}"
     elif text := _no_checkpoint(success):
         yield Doubt.NO_CHECKPOINT, f"no checkpoint was saved: {text}"
-    main = success.printed
+    printed = success.printed
     reported = [
         Losses(
             count=event.count or 0,
@@ -89,28 +87,21 @@ def _doubts(success: Success) -> Iterator[tuple[Doubt, str]]:
         )
         for event in success.of(EventType.LOSSES)[-1:]
     ]
-    losses = next((each for each in (*reported, main.losses) if each.count), Losses())
-    if not losses.is_finite:
+    known = [each for each in (*reported, printed.losses) if each.count]
+    if known and not known[0].is_finite:
         yield Doubt.LOSS_NOT_FINITE, "the last loss is NaN or infinite"
-    else:
-        enough = (each for each in (*reported, main.losses) if each.count >= LEAST_REPORTS)
-        found = next(enough, Losses())
-        if found.is_constant and not (found.last == 0 and main.has_rewards):
-            text = f"it was {found.last:.6g} in all {found.count} reports"
-            yield Doubt.LOSS_CONSTANT, f"the loss never changed: {text}"
+        return
+    enough = next((each for each in known if each.count >= LEAST_REPORTS), Losses())
+    if enough.is_constant and not (enough.last == 0 and printed.has_rewards):
+        text = f"it was {enough.last:.6g} in all {enough.count} reports"
+        yield Doubt.LOSS_CONSTANT, f"the loss never changed: {text}"
 
 
 def _no_step(success: Success) -> str:
+    """Return how the attempt ended without a step; "" if it took one, or may have."""
     last = success.steps[-1] if success.steps else None
-    for begun in success.trainers:
-        at = begun.step or 0
-        if not at or (begun.total is not None and at < begun.total):  # it was not complete
-            # A Trainer whose own loop steps reports step 0 with each batch.
-            is_idle = last is None or 0 < at == last.step
-            of = "" if begun.total is None else f" of {begun.total}"
-            return f"the training began at step {at}{of} and ended there" if is_idle else ""
     if success.trainers:
-        return ""
+        return _no_trainer_step(success.trainers, last)
     if last and last.step == 0 and (last.total or 0) > 1:
         has_metrics = any(event.metrics for event in success.steps)
         return "" if has_metrics else f"the script reported step 0 of {last.total}, and none after"
@@ -120,7 +111,21 @@ def _no_step(success: Success) -> str:
     return ""
 
 
+def _no_trainer_step(trainers: Sequence[Event], last: Event | None) -> str:
+    """Return where the first unfinished Trainer began and ended; "" if none, or if it stepped."""
+    for begun in trainers:
+        at = begun.step or 0
+        was_complete = at > 0 and (begun.total is None or at >= begun.total)
+        if not was_complete:
+            # A Trainer whose own loop steps reports step 0 with each batch.
+            is_idle = last is None or 0 < at == last.step
+            of = "" if begun.total is None else f" of {begun.total}"
+            return f"the training began at step {at}{of} and ended there" if is_idle else ""
+    return ""
+
+
 def _no_checkpoint(success: Success) -> str:
+    """Return why a script that trained saved no checkpoint; "" if it did, or never meant to."""
     if success.has_checkpoint:
         return ""
     for unsaved in success.of(EventType.UNSAVED)[-1:]:

@@ -95,10 +95,7 @@ async def places(pids: Mapping[int, int], spool: Spool, node: str) -> list[RankP
 
 
 def bytes_moved(pids: Iterable[int]) -> int:
-    """Count the bytes that processes have read and written, by their calls and on the disk.
-
-    The kernel counts a call when it returns, and a large write can take minutes.
-    """
+    """Count the bytes that processes move, by calls (counted when they return) and on the disk."""
     total = 0
     for pid in pids:
         with contextlib.suppress(psutil.Error, OSError):
@@ -115,6 +112,7 @@ def _state(pid: int) -> str:
 
 
 def _place(rank: int, node: str, states: tuple[str, str], text: str) -> RankPlace:
+    """Return where a rank is, by its state before and after it wrote its stacks (`text`)."""
     newest = text.rpartition(_STACK)[2]  # of faulthandler: the main thread, innermost first
     frames = [f"{f['file']}:{f['line']} in {f['name']}" for f in re.finditer(_FRAME, newest)]
     now = states[1]
@@ -143,13 +141,13 @@ def sentence(found: Iterable[RankPlace]) -> str:
     for place in found:
         where = f"at {place.where}" if place.where else "at an unknown place"
         groups.setdefault(place.state or where, []).append(place.rank)
-    largest_first = sorted(groups.items(), key=lambda item: -len(item[1]))
-    return "; ".join(
-        f"rank {ranks[0]} {what}"
-        if len(ranks) == 1
-        else f"{len(ranks)} ranks (e.g. rank {min(ranks)}) {what}"
-        for what, ranks in largest_first[:NAMED_GROUPS]
-    )
+    texts = []
+    for what, ranks in sorted(groups.items(), key=lambda item: -len(item[1]))[:NAMED_GROUPS]:
+        who = f"rank {ranks[0]}"
+        if len(ranks) > 1:
+            who = f"{len(ranks)} ranks (e.g. rank {min(ranks)})"
+        texts.append(f"{who} {what}")
+    return "; ".join(texts)
 
 
 def to_data(found: Iterable[RankPlace]) -> dict[str, Any]:
@@ -200,10 +198,7 @@ def _version(path: Path) -> tuple[int, int]:
 async def answer_looks(
     directory: Path, nodes: Sequence[str], questions: Questions, disk: SharedDisk
 ) -> None:
-    """Show where the ranks are, one request after the other: `diagnose --stacks` makes them.
-
-    A request is an empty file in the attempt's directory (rundir/outcome.py), the answer another.
-    """
+    """Answer the requests of `diagnose --stacks` (rundir/outcome.py), one after the other."""
     seen: set[Path] = set()
     while True:
         found: list[Path] = []
@@ -240,7 +235,7 @@ class Progress:
         self._looked_at: float | None = None
         self._durations = deque[float](maxlen=STEPS_MEASURED)
 
-    def look(self, now: float, *, steps: int, printed: int) -> None:
+    def record(self, now: float, *, steps: int, printed: int) -> None:
         """Record how far the ranks are; `now` in seconds of a monotonic clock."""
         if self._looked_at is not None:
             self._watched_s += min(now - self._looked_at, LOOK_MOST_S)
@@ -256,7 +251,8 @@ class Progress:
 
     def extend(self, is_saving: bool) -> bool:
         """Wait for the limit once more; return False after too many times without a save."""
-        self._extensions += not is_saving
+        if not is_saving:
+            self._extensions += 1
         self._moved_at = self._watched_s
         return is_saving or self._extensions <= EXTENSIONS
 
@@ -268,7 +264,7 @@ class Progress:
 
     @property
     def stalled_s(self) -> float:
-        """The time without progress at the last look if it is above the limit, else 0.
+        """The time without progress, as last recorded, if it is above the limit; else 0.
 
         Before the first step only torch's own timeouts apply: a start may take any time.
         """
@@ -318,13 +314,13 @@ class HangWatch:
             self._others_reported += 1
             self._is_through |= event.get("type") == "alive" and event.get("training") is False
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Report once if there was no progress for too long."""
         is_looking = self._looking is not None and not self._looking.done()
         if self._is_through or self._is_leaving or self._is_reported or is_looking:
             return
         printed = self._printed + self._others_reported
-        self._progress.look(time.monotonic(), steps=self._steps(), printed=printed)
+        self._progress.record(time.monotonic(), steps=self._steps(), printed=printed)
         if stalled_s := self._progress.stalled_s:
             self._looking = self.tasks.start(self._report(stalled_s))
 
@@ -339,8 +335,8 @@ class HangWatch:
         is_stuck = False
         while not is_stuck:
             progress = Progress(self.floor_s)
-            while not progress.stalled_s:
-                progress.look(time.monotonic(), steps=1, printed=await self._signs())
+            while not progress.stalled_s:  # as after one step: only a sign shows progress
+                progress.record(time.monotonic(), steps=1, printed=await self._signs())
                 await asyncio.sleep(min(LEAVERS_LOOK_S, self.floor_s / 4))
             found, silent, is_moving, _ = await self._look_twice()
             is_stuck = not is_moving
@@ -357,7 +353,7 @@ class HangWatch:
         return self._calls + self._steps_reported
 
     async def _look_twice(self) -> tuple[list[RankPlace], int, bool, bool]:
-        """Return where the ranks are, the silent nodes, and whether a rank moves, and saves."""
+        """Return where ranks are, how many nodes are silent, if a rank moves, and if one saves."""
         before, _ = await everywhere(self.questions)
         signs = await self._signs()  # not before: the ranks write their stacks
         await asyncio.sleep(AGAIN_S)

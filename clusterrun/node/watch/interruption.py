@@ -44,9 +44,9 @@ LEAVE_S = 60.0  # how long ranks may keep running after a save
 LAST_S = 30.0  # of a long warning, to end the ranks and the job; a fifth of a short one
 KILL_S = 3.0  # the same for ranks that save in their own handlers: these have the rest
 TRIES = 3  # attempts to have all ranks save if nodes do not answer
-# A script that catches several gets the first one.
-WARNINGS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-CAUGHT_S = 1.0  # between two looks at what ranks catch
+# Scripts save in handlers of these; one that handles several gets the first one.
+SAVE_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+HANDLERS_S = 1.0  # between two reads of which signals ranks handle
 DELIVERY_S = 0.5  # for Slurm to signal all processes of a node
 RECENT_S = 10.0  # earlier signals were a person's
 _CAUGHT = r"(?m)^SigCgt:\s*([0-9a-f]+)"
@@ -90,17 +90,15 @@ class Interruption:
         self.head.decision.is_held = lambda: self._is_ending or self._is_asking or self._left > 0
 
     def warned(self, *, are_caught: bool) -> None:
-        """Handle a request, or without one the time limit or a person's signal.
-
-        `are_caught`: ranks of the first node handle warnings themselves.
-        """
-        left_s = time_left_s(os.environ, time.time()) or 0.0
+        """Handle a warning signal; `are_caught`: ranks of the first node handle it themselves."""
+        left_s = time_left_s(os.environ, time.time()) or 0.0  # unknown: the limit may be near
         self.tasks.start(self._warned(warning_reason(left_s, self.warning_s), are_caught))
 
     async def _warned(self, reason: Reason, are_caught: bool) -> None:
+        """Request the interruption, unless the signal is for handlers of the script."""
         is_theirs = not self.is_used and are_caught
         if reason is Reason.SIGNAL and is_theirs and await self.disk.do(self._requested) is None:
-            return  # a person's signal for the ranks of the whole step
+            return  # a person has signalled the whole step, and so also the ranks
         await self._request(reason)
 
     def ending(self) -> None:
@@ -109,8 +107,8 @@ class Interruption:
             self._is_ending = True
             self.tasks.start(self._end_or_leave())
 
-    async def look(self) -> None:
-        """Handle a request, even without a signal. Record when the first rank can be asked."""
+    async def check_request(self) -> None:
+        """Handle a request that came without a signal. Record when the first rank can be asked."""
         if self._is_unheard and self.reason and (self.is_used or self._is_handled):
             self._is_unheard = False
             self.happened("interrupted", reason=self.reason.value, heard=True)
@@ -120,6 +118,7 @@ class Interruption:
             self._interrupt(reason)
 
     def _interrupt(self, reason: Reason) -> None:
+        """Act on a request once: END ends the attempt, any other reason has all ranks leave."""
         if reason is Reason.END and not self._is_over:
             self._is_over = True
             self.tasks.start(self._end())
@@ -136,8 +135,9 @@ class Interruption:
 
     async def _end(self) -> None:
         """End the attempt; ranks that handle a signal have as long as Slurm would give them."""
-        had_warning = self.reason is Reason.TIME_LIMIT and self.end_s < float("inf")
-        is_awaited = not had_warning and await self._warn_ranks()
+        # Without a queue, the time between the warning and the time limit is all that ranks have.
+        had_their_time = self.reason is Reason.TIME_LIMIT and self.end_s < float("inf")
+        is_awaited = not had_their_time and await self._warn_ranks()
         self._settle()
         if is_awaited:
             self._after(self.end_s, self._stop)
@@ -145,6 +145,7 @@ class Interruption:
             self._stop()
 
     def _stop(self) -> None:
+        """Stop all nodes: the job was cancelled."""
         if self.reason is Reason.TIME_LIMIT or self._is_handled:
             self.head.decision.make(self._cancelled())
         else:
@@ -156,11 +157,12 @@ class Interruption:
         return Ending(code=int(NodeExit.CANCELLED), reason=why, cause=Cause.CANCELLED)
 
     async def _warn_ranks(self) -> bool:
-        """Warn the ranks of all nodes that handle a warning; return whether any still handles it.
+        """Signal the ranks of all nodes that handle a warning; return whether any still handles it.
 
-        Ranks that use our save points have no need of one; if they are ended, Slurm's is SIGTERM.
+        Ranks that call should_checkpoint() get at most SIGTERM, as from Slurm at the end of a job:
+        they save without a signal.
         """
-        only = (signal.SIGTERM,) if self.is_used else WARNINGS
+        only = (signal.SIGTERM,) if self.is_used else SAVE_SIGNALS
         first = self.named if self.reason is Reason.TIME_LIMIT and not self._is_over else ()
         self._is_asking = True
         answers = await self.head.questions.ask("warn", only=only, first=first)
@@ -170,10 +172,10 @@ class Interruption:
         self._left = sum(each["left"] for each in counts)
         if self._left and not had_left:
             self.say(f"waiting for the script's own signal handler in {count(self._left, 'rank')}")
-        is_open = self.head.decision.failures or not self.account.is_through
-        if self._is_handled and not self._left and is_open:
+        is_early = self.head.decision.failures or not self.account.is_through
+        if self._is_handled and not self._left and is_early:
             self.head.decision.make(self._interrupted())
-        self.head.look_around()
+        self.head.check_complete()
         return self._left > 0
 
     async def _end_or_leave(self) -> None:
@@ -198,19 +200,14 @@ class Interruption:
         self._interrupt(first or reason)
 
     async def _leave(self, reason: Reason) -> None:
+        """Have all ranks save and exit: those that handle a signal by it, others at one step."""
         self.say(f"{reason.text}: the ranks are asked to save and exit")
         if not self.is_used:
             await self._warn_ranks()
         self._settle()
         heard = self.is_used or self._is_handled
         self.happened("interrupted", reason=reason.value, heard=heard)
-        if reason in (Reason.TIME_LIMIT, Reason.SIGNAL):
-            last_s = max(0.8 * self.warning_s, self.warning_s - LAST_S)
-            self._after(last_s, self._end_as_interrupted)
-        if reason is not Reason.PREEMPT:  # there Slurm ends them, after its grace time
-            is_limit = reason is Reason.TIME_LIMIT and self.end_s == float("inf")
-            left_s = time_left_s(os.environ, time.time()) if is_limit else None
-            self._after((left_s or self.warning_s) - KILL_S, self._end_handlers)
+        self._limit_time(reason)
         if self._is_handled:
             return
         if not self.is_used:
@@ -221,22 +218,34 @@ class Interruption:
                 return
             self.say("not all nodes answered: the ranks could not be asked to save")
 
+    def _limit_time(self, reason: Reason) -> None:
+        """End the ranks later if they do not exit; after a preemption, Slurm does that."""
+        if reason is Reason.PREEMPT:
+            return
+        if reason in (Reason.TIME_LIMIT, Reason.SIGNAL):
+            last_s = max(0.8 * self.warning_s, self.warning_s - LAST_S)
+            self._after(last_s, self._end_as_interrupted)
+        left_s = self.warning_s
+        if reason is Reason.TIME_LIMIT and self.end_s == float("inf"):  # Slurm knows the time left
+            left_s = time_left_s(os.environ, time.time()) or left_s
+        self._after(left_s - KILL_S, self._end_handlers)
+
     def _settle(self) -> None:
         """Settle what was held back until it was known why the agents got SIGTERM."""
         self._is_ending = False
-        self.head.look_around()
+        self.head.check_complete()
 
     def _after(self, seconds: float, deed: Callable[[], None]) -> None:
         if seconds < float("inf"):
             asyncio.get_running_loop().call_later(seconds, deed)
 
     def _end_as_interrupted(self) -> None:
-        """End ranks that did not exit, if there is a checkpoint to continue from."""
+        """End ranks that did not exit, if there is a checkpoint to resume from."""
         if self.account.checkpoint is not None and not self._left:
             self.head.decision.make(self._interrupted())
 
     def _end_handlers(self) -> None:
-        """End ranks that still handle a signal; without a checkpoint, they have the whole limit."""
+        """End ranks that still handle a signal, if there is a checkpoint or a user cancelled."""
         if self._left and (self.account.checkpoint is not None or self.reason is Reason.CANCEL):
             self.head.decision.make(self._interrupted())
 
@@ -248,6 +257,7 @@ class Interruption:
         return self._interrupted() if is_early else Ending.completed()
 
     def _interrupted(self) -> Ending:
+        """Return the ending of an interrupted attempt; name an error of the script on the way."""
         own = [f for f in self.head.decision.failures if not f.has_lost_peer]
         errors = [failure for failure in own if failure.cause not in _BY_HANDLER]
         is_handled = self._is_handled and not self._left and not errors
@@ -286,17 +296,18 @@ async def agree(questions: Questions, request: int) -> int:
     return at
 
 
-def caught(pid: int) -> frozenset[int]:
-    """Return which warnings a process has handlers for (proc(5)); none if it is gone."""
+def handled_signals(pid: int) -> frozenset[int]:
+    """Return for which of SAVE_SIGNALS a process has handlers (proc(5)); none if it is gone."""
     with contextlib.suppress(OSError):
         if found := re.search(_CAUGHT, Path(f"/proc/{pid}/status").read_text(errors="replace")):
-            return frozenset(n for n in WARNINGS if int(found[1], 16) >> n - 1 & 1)
+            mask = int(found[1], 16)  # bit N - 1 stands for signal N
+            return frozenset(number for number in SAVE_SIGNALS if mask >> number - 1 & 1)
     return frozenset()
 
 
 def choose(handled: Collection[int], first: Collection[int]) -> int:
     """Return the signal that warns a process, 0 for none; those in `first` are preferred."""
-    return next((n for n in (*first, *WARNINGS) if n in handled), 0)
+    return next((n for n in (*first, *SAVE_SIGNALS) if n in handled), 0)
 
 
 def named_signals(request: str) -> tuple[int, ...]:
@@ -307,19 +318,20 @@ def named_signals(request: str) -> tuple[int, ...]:
 
 @dataclass(kw_only=True)
 class OwnSignals:
-    """The ranks of this node that catch warnings, and those that were warned.
+    """The ranks of this node whose script handles a warning: SIGTERM, SIGUSR1 or SIGUSR2.
 
-    `pids` returns the running ranks by local rank. With `is_in_step`, Slurm may signal them itself.
+    `pids` returns the running ranks by local rank. `warned` are those that got such a signal. With
+    `is_in_step`, Slurm may signal the ranks itself.
     """
 
     page: ControlPage
     pids: Callable[[], Mapping[int, int]]
     is_in_step: bool = False
     warned: set[int] = field(default_factory=set)
-    _handled: dict[int, set[int]] = field(default_factory=dict)
-    _delivered: dict[int, float] = field(default_factory=dict)
+    _handled: dict[int, set[int]] = field(default_factory=dict)  # by pid
+    _delivered: dict[int, float] = field(default_factory=dict)  # when Slurm sent a signal
     _witness: Popen[bytes] | None = None
-    _looked_at: float = 0.0
+    _read_at: float = 0.0
 
     @property
     def witnesses(self) -> list[int]:
@@ -329,19 +341,24 @@ class OwnSignals:
     @property
     def are_caught(self) -> bool:
         """Return whether a rank of this node handles a warning itself."""
-        self.look(after_s=0.0)
+        self.read_handlers(after_s=0.0)
         return any(self._handled.values())
 
-    def look(self, after_s: float = CAUGHT_S) -> None:
-        """Note now and then what the ranks catch: some end as soon as they are signalled."""
+    def read_handlers(self, after_s: float = HANDLERS_S) -> None:
+        """Read which signals each rank handles, unless that was done less than `after_s` ago.
+
+        `warn` counts also ranks that have ended since: some do as soon as Slurm signals them.
+        """
         self._watch_slurm()
-        if time.monotonic() - self._looked_at < after_s:
+        if time.monotonic() - self._read_at < after_s:
             return
-        self._looked_at = time.monotonic()
+        self._read_at = time.monotonic()
         for rank, pid in self.pids().items():
-            self._handled[pid] = {n for n in caught(pid) if not self.page.is_shielded(rank, n)}
+            found = handled_signals(pid)
+            self._handled[pid] = {n for n in found if not self.page.does_not_save_on(rank, n)}
 
     def _watch_slurm(self) -> None:
+        """Note which signal Slurm has sent to all processes of the step: it ends the witness."""
         if self._witness is not None and (code := self._witness.poll()) is not None:
             self._delivered[-code] = time.monotonic()
             if -code == signal.SIGTERM:  # ranks may restore the default once they have handled it
@@ -350,17 +367,18 @@ class OwnSignals:
         if self.is_in_step and self._witness is None:
             with contextlib.suppress(OSError):  # it ends with this process, at the end of its input
                 self._witness = Popen(
-                    ["cat"], 0, None, PIPE, DEVNULL, DEVNULL, start_new_session=True
+                    ["cat"], stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True
                 )
 
     async def warn(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Warn the ranks that handle a warning and were not warned; count these, and who is left.
+        """Send one signal to each rank that handles a warning, unless Slurm or this has sent one.
 
-        `first` is preferred to SIGTERM, `only` is what may be sent; Slurm's own signals count.
+        Of the message, `only` may be sent, `first` is preferred. Return how many ranks were warned,
+        and how many of them still run.
         """
         if self.is_in_step and self.are_caught and not self.warned:
             await asyncio.sleep(DELIVERY_S)
-        self.look(after_s=0.0)
+        self.read_handlers(after_s=0.0)
         running, only, now = {*self.pids().values()}, {*message["only"]}, time.monotonic()
         delivered = [n for n, at in self._delivered.items() if now - at < RECENT_S]
         for pid, handled in self._handled.items():

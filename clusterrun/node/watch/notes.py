@@ -33,6 +33,7 @@ from clusterrun.node.base.identity import Attempt
 from clusterrun.node.base.processes import descendants
 from clusterrun.shared.files import parse_object
 from clusterrun.shared.own_modules import module_argv
+from clusterrun.shared.wording import count
 
 ANSWER_S = 3.0
 IDLE_S = 2.0  # after the launch: no rank has used a GPU yet
@@ -45,7 +46,6 @@ INITIAL_PIDS: Final = 0xEFFFFFFC  # of /proc/self/ns/pid, unless this is a conta
 MOST_LINES: Final = 60
 LETTERS: Final = 500  # of a line
 OLD_S: Final = 7200.0  # the training went on after an older message
-_LEFT_OUT: Final = -1
 # Patterns, compiled after a failure alone. Linux 3-6: kernel/hung_task.c, mm/oom_kill.c,
 # mm/memory-failure.c, arch/x86/mm/fault.c
 _PROCESS: Final = (
@@ -109,21 +109,16 @@ class KernelLog:
 def of_interest(messages: Iterable[str], pids: Pids, gpus: Collection[str]) -> Iterator[Note]:
     """Choose the messages about the attempt's processes and GPUs, and about the node."""
     for text in messages:
-        rank = _rank(text, pids, gpus)
-        if rank != _LEFT_OUT:
-            yield Note(source=NoteSource.KERNEL, text=text[:LETTERS], rank=rank)
-
-
-def _rank(text: str, pids: Pids, gpus: Collection[str]) -> int | None:
-    """Return the rank that a message is about; None: no rank; _LEFT_OUT: do not show it."""
-    if re.search(_NODE, text) or _is_of_gpu(text, pids, gpus):
-        return None
-    found = re.search(_PROCESS, text)
-    pid = int(next(filter(None, found.groups()))) if found else 0
-    return pids.get(pid, _LEFT_OUT)
+        shown, found = text[:LETTERS], re.search(_PROCESS, text)
+        pid = int(next(filter(None, found.groups()))) if found else 0
+        if re.search(_NODE, text) or _is_of_gpu(text, pids, gpus):
+            yield Note(source=NoteSource.KERNEL, text=shown)
+        elif pid in pids:
+            yield Note(source=NoteSource.KERNEL, text=shown, rank=pids[pid])
 
 
 def _is_of_gpu(text: str, pids: Pids, gpus: Collection[str]) -> bool:
+    """Return whether an Xid message is about a GPU of the attempt, and not about a foreign pid."""
     found, pid = re.match(_GPU, text), re.search(_GPU_PID, text)
     if found is None or (pid and pids and int(pid[1]) not in pids):
         return False
@@ -148,11 +143,11 @@ class Gpus:
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
             )
-        self._lock, self._rest, self._is_asked = threading.Lock(), b"", False
+        self._lock, self._unread, self._awaits_answer = threading.Lock(), b"", False
         self.before: Mapping[str, NvmlGpu] = {}
         self._answered_at = 0.0
         self.is_open = True
-        self._write()
+        self._send_question()
 
     @property
     def pids(self) -> list[int]:
@@ -166,30 +161,30 @@ class Gpus:
     def ask(self, within_s: float = ANSWER_S) -> list[NvmlGpu] | None:
         """Return the state of all GPUs; None if there is no answer in time.
 
-        An answer that comes late is returned by the next call.
+        The next call returns an answer that comes late, instead of asking again.
         """
         with self._lock:
-            self._write()
-            line = self._line(time.monotonic() + within_s) if self.is_open else None
+            self._send_question()
+            line = self._read_answer(time.monotonic() + within_s) if self.is_open else None
             if line is None:
                 return None
             answer = parse_object(line) or {}
             self.is_open = nvml.GPU in answer
             found = [NvmlGpu(**each) for each in answer.get(nvml.GPU, ())]
-            if not self._answered_at:
+            if not self._answered_at:  # the first answer: `before` and `notes` need it
                 self.before, self._answered_at = by_address(found), time.time()
                 self._names = self._names or [gpu.name for gpu in found]
             return found
 
-    def _write(self) -> None:
-        if not self._is_asked:
+    def _send_question(self) -> None:
+        if not self._awaits_answer:
             with contextlib.suppress(OSError):
                 self._own.send(b"\n")
-        self._is_asked = True
+        self._awaits_answer = True
 
-    def _line(self, deadline: float) -> bytes | None:
+    def _read_answer(self, deadline: float) -> bytes | None:
         """Read one line; None if it does not come in time, or never."""
-        while b"\n" not in self._rest:
+        while b"\n" not in self._unread:
             self._own.settimeout(max(_LEAST_S, deadline - time.monotonic()))
             try:
                 block = self._own.recv(_BLOCK_BYTES)
@@ -200,9 +195,9 @@ class Gpus:
             if not block:
                 self.is_open = False
                 return None
-            self._rest += block
-        line, _, self._rest = self._rest.partition(b"\n")
-        self._is_asked = False
+            self._unread += block
+        line, _, self._unread = self._unread.partition(b"\n")
+        self._awaits_answer = False
         return line
 
     def close(self) -> None:
@@ -260,8 +255,7 @@ def by_address(gpus: Sequence[NvmlGpu]) -> dict[str, NvmlGpu]:
 def worse(old: NvmlGpu, new: NvmlGpu) -> Iterator[str]:
     """Describe what became worse on a GPU."""
     if old.errors is not None and new.errors is not None and new.errors > old.errors:
-        risen = new.errors - old.errors
-        yield f"{risen} new uncorrectable ECC error{'s' if risen > 1 else ''}"
+        yield count(new.errors - old.errors, "new uncorrectable ECC error")
     if old.is_pending is False and new.is_pending:
         yield "a part of its memory now waits for its replacement (reset the GPU)"
     if old.is_worn is False and new.is_worn:

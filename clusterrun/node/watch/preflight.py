@@ -99,10 +99,7 @@ def missing_packages(plan: Plan) -> str:
 
 
 def check_descriptors(attempt: Attempt) -> None:
-    """Raise the limit on open files.
-
-    Raises NodeError if the hard limit is too low.
-    """
+    """Raise the limit on open files; on the first node, raise NodeError if it stays too low."""
     plan, who = attempt.plan, attempt.who
     wanted = needed_descriptors(0, plan.world_size)
     limit = raise_descriptor_limit()
@@ -139,10 +136,7 @@ def gpu_capabilities(env: Mapping[str, str], asked: GpuAnswer) -> Capabilities:
 
 
 def _torch_capabilities() -> Capabilities:
-    """Ask torch in a child process: the agent must never hold a CUDA context.
-
-    Raises NodeError if that takes too long; the node may still be fit.
-    """
+    """Ask torch in a child process: the agent must hold no CUDA context. Raises NodeError."""
     done = shell.run_once([sys.executable, "-c", _ASK_TORCH], TORCH_ANSWER_S)
     if done.rc == shell.TIMED_OUT:
         text = f"{socket.gethostname()}: importing torch took more than {TORCH_ANSWER_S} s"

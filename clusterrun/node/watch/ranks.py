@@ -56,7 +56,7 @@ class Ranks:
     ended_well: int = 0
     _ranks: dict[int, Rank] = field(default_factory=dict)
 
-    def look(self, *, closely: bool = False) -> None:
+    def update(self, *, closely: bool = False) -> None:
         """Read the ranks' new events, and find out which have ended.
 
         If `closely`, do not wait for the exit of a rank that has reported its failure.
@@ -110,6 +110,7 @@ class Ranks:
             rank.pidfd = None
 
     def _check(self, rank: Rank, *, closely: bool = False) -> None:
+        """Settle how a rank ended once that is known, or its exit is overdue after its report."""
         if rank.is_settled or not rank.pid:
             return
         is_asked = closely or rank.pidfd is None
@@ -124,6 +125,7 @@ class Ranks:
             self._settle(rank)
 
     def _settle(self, rank: Rank) -> None:
+        """Report a rank's end: its event, and its failure if it failed."""
         rank.is_settled = True
         failure = _failure(rank, self.node)
         code, number = (failure.code, failure.signal) if failure else (0, 0)

@@ -50,13 +50,12 @@ State = Mapping[Key, Alert | int]  # an alert that holds, or how many samples we
 
 def following(state: State, sample: Sample) -> dict[Key, Alert | int]:
     """Return the state after a sample; a value that is not known changes nothing."""
-    return {
-        **state,
-        **{key: _next(state.get(key, 0), key, at, sample.at) for key, at in _values(sample)},
-    }
+    new = {key: _next(state.get(key, 0), key, n, sample.at) for key, n in _values(sample)}
+    return {**state, **new}
 
 
 def _next(before: Alert | int, key: Key, value: float, at: float) -> Alert | int:
+    """Begin an alert after SAMPLES values at the limit; end it _POINTS below the limit."""
     limit = LIMITS[key[0]]
     if isinstance(before, Alert):
         return before if value > limit - _POINTS else 0
@@ -70,14 +69,16 @@ def holding(state: State) -> tuple[Alert, ...]:
 
 
 def _values(sample: Sample) -> Iterator[tuple[Key, float]]:
+    """Yield what LIMITS limits; an idle GPU only counts while another one is busy."""
     if sample.host_percent is not None:
         yield (AlertKind.HOST_MEMORY, None), sample.host_percent
-    works = any(gpu.activity is not None and gpu.activity >= IDLE_PERCENT for gpu in sample.gpus)
+    is_any_busy = any((gpu.activity or 0.0) >= IDLE_PERCENT for gpu in sample.gpus)
     for gpu in sample.gpus:
+        idle_minutes = gpu.idle_s / 60 if is_any_busy else 0.0
         found = {
             AlertKind.GPU_MEMORY: gpu.memory_percent,
             AlertKind.GPU_TEMPERATURE: gpu.temperature_c,
-            AlertKind.GPU_IDLE: None if gpu.activity is None else gpu.idle_s / 60 * works,
+            AlertKind.GPU_IDLE: None if gpu.activity is None else idle_minutes,
         }
         yield from (((kind, gpu.index), each) for kind, each in found.items() if each is not None)
 
@@ -136,26 +137,28 @@ class Sampler:
     def _run(self) -> None:
         try:
             while not self._ending.is_set():
-                self.look()
+                self.take_sample()
                 pause_s = min(_FIRST_S * 2 ** min(self._number, 10), self._interval_s)
                 self._ending.wait(pause_s * (1 + _JITTER * random.uniform(-1, 1)))
         except Exception as error:  # noqa: BLE001 - the run continues without samples
             if not self._ending.is_set():  # at the end, the process that asks NVML is killed
                 self.journal.say(f"this node's usage is no longer sampled: {error!r}")
 
-    def look(self) -> Sample:
+    def take_sample(self) -> Sample:
         """Take a sample, write it, and report the alerts that it raises."""
         sample = self._sample()
         old, self._state = holding(self._state), following(self._state, sample)
         sample = dataclasses.replace(sample, alerts=holding(self._state))
         self._number += 1
-        self._lost += not append(self.attempt.paths, self.attempt.who.node, to_line(sample))
+        if not append(self.attempt.paths, self.attempt.who.node, to_line(sample)):
+            self._lost += 1
         new = [alert for alert in sample.alerts if alert not in old]
         for text in alert_texts(new, sample):
             self.journal.say(text)
         return sample
 
     def _sample(self) -> Sample:
+        """Measure; CPU time and idle time count from the sample before."""
         (used, limit), before, at = self._group.memory(), self._cpu_s, time.monotonic()
         elapsed_s = at - self._points[-1][0] if self._points else 0.0
         self._points.append((at, used))
@@ -188,16 +191,17 @@ class Sampler:
     def _of_gpus(self, elapsed_s: float, total_s: float) -> Iterator[GpuSample]:
         if self.gpus is None or not self.gpus.is_open:
             return
+        planned = self.attempt.plan.gpus_per_node  # 0: all
         for gpu in self.gpus.ask(_ANSWER_S) or ():
             index = self.gpus.number(gpu)
-            if index < (self.attempt.plan.gpus_per_node or index + 1):
+            if not planned or index < planned:
                 before = self._gpus.get(index, GpuSample(index=index))
                 self._gpus[index] = _following(before, gpu, elapsed_s, total_s)
                 yield self._gpus[index]
 
 
 def _following(before: GpuSample, gpu: NvmlGpu, elapsed_s: float, total_s: float) -> GpuSample:
-    """Return the sample of a GPU that follows another; `total_s` is the time of all."""
+    """Return a GPU's next sample; the mean of its activity is over `total_s`."""
     idle_s, mean = before.idle_s, before.activity_mean
     if gpu.activity is not None:
         idle_s = round(idle_s + elapsed_s, 1) if gpu.activity < IDLE_PERCENT else 0.0
@@ -210,7 +214,7 @@ def _following(before: GpuSample, gpu: NvmlGpu, elapsed_s: float, total_s: float
         memory_total_bytes=gpu.total,
         memory_peak_bytes=max(peaks, default=None),
         activity=gpu.activity,
-        activity_mean=mean and round(mean, 2),
+        activity_mean=None if mean is None else round(mean, 2),
         power_w=gpu.watts,
         temperature_c=gpu.celsius,
         idle_s=idle_s,
