@@ -20,14 +20,11 @@ class PerhapsSubmittedError(SchedulerUnreachableError):
 
 
 class Submission(NamedTuple):
-    """A submitted job; `slurm_cluster` is set only at sites that have several.
-
-    `home` is where the run's directory is if this machine does not see it.
-    """
+    """A submitted job."""
 
     job_id: JobId
-    slurm_cluster: str | None = None
-    home: Home | None = None
+    slurm_cluster: str | None = None  # only at sites that have several
+    home: Home | None = None  # if this machine does not see the run directory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,24 +56,18 @@ class SchedulerJob:
 
 
 class Where(NamedTuple):
-    """What a backend may need to find its jobs: `backend(where)` of a scheduler's module gets it.
-
-    `slurm_cluster` is recorded of a job, `is_shared` is for hosts.
-    """
+    """What a backend may need to find its jobs; a scheduler's module gets it: `backend(where)`."""
 
     runs_dir: RunsDir
-    slurm_cluster: str | None = None
-    is_shared: bool = False
+    slurm_cluster: str | None = None  # as recorded of a job
+    is_shared: bool = False  # for hosts: the first one must see `runs_dir`
 
 
 class Backend(Protocol):
     """A scheduler, or this machine; one query covers all jobs of equal backends."""
 
     def submit(self, plan: Plan, paths: RunPaths) -> Submission:
-        """Submit a run whose directory exists; `submit` removes it if this fails.
-
-        Raises SubmissionError, SchedulerUnreachableError.
-        """
+        """Submit a run. Raises SubmissionError, SchedulerUnreachableError; the caller cleans up."""
 
     def submit_again(
         self,

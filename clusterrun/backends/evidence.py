@@ -81,10 +81,9 @@ class Evidence:
 
 
 def read_evidence(paths: RunPaths) -> Evidence:
-    """Read the newest attempt's events from the first node, which has rank 0."""
+    """Read the newest attempt's events of the first node; of a few nodes while that is unknown."""
     attempt = paths.newest_attempt()
     nodes = read_attempt(paths, attempt).nodes
-    # The first node's events, or those of a few nodes while the first node is unknown.
     files = [paths.events(nodes[0])] if nodes else sorted(paths.events_dir.glob("*.jsonl"))[:FEW]
     found = [event for file in files for event in read_ends(file, attempt)]
     events = sorted(found, key=lambda event: event.at)
@@ -126,16 +125,16 @@ def read_evidence(paths: RunPaths) -> Evidence:
 
 
 def _progress(steps: Sequence[Event]) -> TrainingProgress:
+    """Return the progress of reported steps, in order of time; the rate is their mean."""
     if not steps:
         return TrainingProgress()
     first, last = steps[0], steps[-1]
-    step, before = last.step, first.step
-    spent_s = last.at - first.at
     rate = None
-    if step is not None and before is not None and step > before and spent_s > 0:
-        rate = (step - before) / spent_s
+    spent_s = last.at - first.at
+    if first.step is not None and last.step is not None and last.step > first.step and spent_s > 0:
+        rate = (last.step - first.step) / spent_s
     return TrainingProgress(
-        step=step,
+        step=last.step,
         total=last.total,
         rate_per_s=rate,
         reported_at=last.at,
@@ -176,28 +175,30 @@ LAST_BYTES = 2 * LINE_BYTES  # always contains the start of a line
 
 
 def with_output(paths: RunPaths, evidence: Evidence) -> TrainingProgress:
-    """Add when the ranks on the first node last wrote, and printed steps if none were reported."""
-    own = evidence.progress
-    for node in evidence.nodes[:1]:
-        texts = end_of(paths.log(evidence.attempt, node), LAST_BYTES).split(b"\n")[:-1]
-        found = (parse_line(text, node=node, offset=0, near_us=0) for text in texts)
-        outputs = (Stream.OUT, Stream.ERR)
-        lines = [line for line in found if line.rank is not None and line.stream in outputs]
-        if lines:
-            own = replace(own, output_at=lines[-1].epoch_us / 1e6)
-        if own.step is None:
-            return _printed([line for line in lines if line.rank == 0], own)
-    return own
+    """Return the progress and the time of the newest output; printed steps if none are reported."""
+    progress = evidence.progress
+    if not evidence.nodes:
+        return progress
+    node = evidence.nodes[0]
+    texts = end_of(paths.log(evidence.attempt, node), LAST_BYTES).split(b"\n")[:-1]
+    found = (parse_line(text, node=node, offset=0, near_us=0) for text in texts)
+    outputs = (Stream.OUT, Stream.ERR)
+    lines = [line for line in found if line.rank is not None and line.stream in outputs]
+    if lines:
+        progress = replace(progress, output_at=lines[-1].epoch_us / 1e6)
+    if progress.step is not None:
+        return progress
+    return _with_printed_steps(progress, [line for line in lines if line.rank == 0])
 
 
-def _printed(lines: Sequence[LogLine], own: TrainingProgress) -> TrainingProgress:
+def _with_printed_steps(progress: TrainingProgress, lines: Sequence[LogLine]) -> TrainingProgress:
     """Take the steps of the progress bar, or of the lines that count them, in both streams."""
-    texts = (_texts(lines, stream) for stream in (Stream.ERR, Stream.OUT))
+    texts = (_uncut(lines, stream) for stream in (Stream.ERR, Stream.OUT))
     bar = find_bar(heapq.merge(*texts))
     if bar is None:
-        return own
+        return progress
     return replace(
-        own,
+        progress,
         step=bar.count,
         total=bar.total,
         rate_per_s=bar.rate_per_s,
@@ -208,15 +209,15 @@ def _printed(lines: Sequence[LogLine], own: TrainingProgress) -> TrainingProgres
     )
 
 
-def _texts(lines: Sequence[LogLine], stream: Stream) -> list[Text]:
-    """Join the pieces of cut lines: a progress bar may begin in one and end in the next."""
+def _uncut(lines: Sequence[LogLine], stream: Stream) -> list[Text]:
+    """Return a stream's lines, each with the part of a bar that a cut line before it began."""
     texts: list[Text] = []
     begun = ""
     for line in lines:
         if line.stream is stream:
             text = begun + line.text.decode("utf-8", "replace")
             texts.append(Text(line.epoch_us / 1e6, text))
-            begun = text.rpartition("\r")[2] if line.partial else ""
+            begun = text.rpartition("\r")[2] if line.partial else ""  # a bar begins with \r
     return texts
 
 
@@ -243,7 +244,7 @@ def read_attempts(paths: RunPaths, newest: int | None = None) -> tuple[AttemptSu
     """Read all attempts of a run, in order, up to the `newest` if it is known."""
     numbers = [number for number in paths.attempts() if newest is None or number <= newest]
     outcomes = {number: read_outcome(paths, number) for number in numbers}
-    return tuple(_attempt(paths, number, outcomes) for number in numbers)
+    return tuple(_summary(paths, number, outcomes) for number in numbers)
 
 
 def bad_nodes(paths: RunPaths) -> tuple[str, ...]:
@@ -255,18 +256,18 @@ def bad_nodes(paths: RunPaths) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*silent, *halting)))
 
 
-def _attempt(paths: RunPaths, number: int, outcomes: dict[int, Outcome | None]) -> AttemptSummary:
+def _summary(paths: RunPaths, number: int, outcomes: dict[int, Outcome | None]) -> AttemptSummary:
+    """Sum up an attempt: the steps after the one that the next attempt resumed from are lost."""
     outcome = outcomes[number]
     nodes = outcome.nodes if outcome else read_attempt(paths, number).nodes
     summary = AttemptSummary(number=number, nodes=nodes, outcome=outcome)
     if outcome is None or outcome.step is None or outcome.cause is Cause.COMPLETED:
         return summary
+    # Without a checkpoint, only the next attempt shows whether the script saved unreported.
     if outcome.checkpoint is None and number + 1 not in outcomes:
-        # The script may have saved without reporting it: only the next attempt shows that.
         return summary
-    first = _resumed_from(paths, number, outcomes)
+    done = outcome.step - _resumed_from(paths, number, outcomes)
     lost = max(0, outcome.step - _resumed_from(paths, number + 1, outcomes))
-    done = outcome.step - first
     lost_s = (outcome.ended_at - outcome.started_at) * min(1.0, lost / done) if done > 0 else None
     return replace(summary, lost_steps=lost, lost_s=lost_s)
 

@@ -53,34 +53,36 @@ def path_of(python: str, spec: JobSpec, environ: Mapping[str, str]) -> str:
 def may_run(resolved: Resolved) -> bool:
     """Return whether the user, not a file of a project, chose the interpreter."""
     spec = resolved.spec
-    named = {"launch.python": bool(spec.python)}
-    named["launch.setup"] = bool(spec.setup) and "/" not in (spec.python or "")  # setup finds it
-    return all(resolved.origins[key].is_of_user for key, counts in named.items() if counts)
+    deciding = ["launch.python"] if spec.python else []
+    if spec.setup and "/" not in (spec.python or ""):  # the setup lines find it
+        deciding.append("launch.setup")
+    return all(resolved.origins[key].is_of_user for key in deciding)
 
 
-def look_at(path: str, *, may_run: bool, environ: Mapping[str, str]) -> Interpreter:
-    """Return what is known about an interpreter; `path` may be "" for unknown."""
+def inspect(path: str, *, may_run: bool, environ: Mapping[str, str]) -> Interpreter:
+    """Return what is known about an interpreter ("": unknown), by running it if it `may_run`."""
     if path == sys.executable:
         own = {name: own_version(name) for name in PACKAGES}
         return Interpreter(path, sys.version_info[:2], own, is_known=True, places=(*sys.path,))
-    if path and may_run and (answer := _asked(path)) is not None:
+    if path and may_run and (answer := _ask(path)) is not None:
         return answer
     return _read(Path(path), environ) if path else Interpreter()
 
 
 def accelerate_keys(interpreter: Interpreter) -> frozenset[str]:
-    """Return the keys that accelerate accepts in its YAML, by its source; empty if not found."""
+    """Return the keys that accelerate's source accepts in its YAML; empty if it is not found."""
     import ast  # only for a job with such a file
 
     for place in interpreter.places:
         file = Path(place, "accelerate/commands/config/config_args.py")
         with contextlib.suppress(OSError, ValueError, SyntaxError):
-            tree = ast.parse(file.read_text(encoding="utf-8"))
-            wanted = (node for node in tree.body if isinstance(node, ast.ClassDef))
-            nodes = [n for c in wanted if c.name in _CLASSES for n in ast.walk(c)]
+            body = ast.parse(file.read_text(encoding="utf-8")).body
+            classes = [n for n in body if isinstance(n, ast.ClassDef) and n.name in _CLASSES]
+            nodes = [node for each in classes for node in ast.walk(each)]
+            # Fields of its classes are keys; old ones are compared: "fp16" in config.
             fields = {ast.unparse(n.target) for n in nodes if isinstance(n, ast.AnnAssign)}
-            compared = (n.left for n in nodes if isinstance(n, ast.Compare))  # "fp16" in config
-            old = {str(c.value) for c in compared if isinstance(c, ast.Constant)}
+            compared = [n.left for n in nodes if isinstance(n, ast.Compare)]
+            old = {str(n.value) for n in compared if isinstance(n, ast.Constant)}
             return frozenset(fields | old if "distributed_type" in fields else ())
     return frozenset()
 
@@ -88,6 +90,7 @@ def accelerate_keys(interpreter: Interpreter) -> frozenset[str]:
 @functools.cache
 def oldest() -> dict[str, tuple[int, int]]:
     """Return the oldest versions of Python and packages that clusterrun's metadata allows."""
+    # Requires-Python: >=3.10, but Requires-Dist: torch>=2.2
     text = metadata_of("clusterrun").replace("Requires-Python: ", "Requires-Dist: python")
     found = re.finditer(r"^Requires-Dist: (\w+).*>=([0-9]+)\.([0-9]+)", text, re.MULTILINE)
     return {match[1]: (int(match[2]), int(match[3])) for match in found}
@@ -96,7 +99,7 @@ def oldest() -> dict[str, tuple[int, int]]:
 # Query the interpreter
 
 
-def _asked(path: str) -> Interpreter | None:
+def _ask(path: str) -> Interpreter | None:
     """Ask an interpreter; None if it does not answer."""
     try:
         done = shell.run([path, "-c", _ASK], timeout_s=ANSWER_S, tries=1)
@@ -113,27 +116,28 @@ def _asked(path: str) -> Interpreter | None:
 
 
 def _read(python: Path, environ: Mapping[str, str]) -> Interpreter:
-    """Read the packages of an environment; other installations may have more in unknown places."""
+    """Read the packages of an environment from its files; `is_known` if these surely are all."""
     root = python.parent.parent
     own = sorted(root.glob("lib/python3*/site-packages"))
     minors = [re.fullmatch(r"python3\.([0-9]+)", path.parent.name) for path in own]
     version = (3, int(minors[0][1])) if len(minors) == 1 and minors[0] else None
-    directories = [Path(name) for name in environ.get("PYTHONPATH", "").split(":") if name]
-    settings, is_conda = root / "pyvenv.cfg", (root / "conda-meta").is_dir()
+    named = [Path(name) for name in environ.get("PYTHONPATH", "").split(":") if name]
+    is_conda = (root / "conda-meta").is_dir()
     if version and is_conda:  # conda also uses the user's packages
         home = Path(os.path.expanduser("~/.local/lib"))
         own.insert(0, home / f"python3.{version[1]}" / "site-packages")
-    files = (file for directory in own for file in directory.glob("*.pth"))
-    lines = [(file, line) for file in files for line in _text_of(file).splitlines()]
+    pth = [file for directory in own for file in directory.glob("*.pth")]
+    lines = [(file, line) for file in pth for line in _text_of(file).splitlines()]
     added = [
         file.parent / line.strip()  # such as those of editable installations
         for file, line in lines
         if line.strip() and not line.startswith(("#", *_IMPORT))
     ]
-    places = tuple(map(str, [*directories, *own, *added]))  # in the order of sys.path
-    hooks = ("etc/conda/activate.d/*", "conda-meta/state")  # the latter sets variables
+    places = tuple(map(str, [*named, *own, *added]))  # in the order of sys.path
+    # What these run may add packages: activation, Python's start, and lines of .pth files.
     runs_code = (
-        any(any(root.glob(hook)) for hook in hooks)
+        any(root.glob("etc/conda/activate.d/*"))
+        or os.path.exists(root / "conda-meta/state")  # it sets variables
         or "PYTHONPATH" in _text_of(root / "bin/activate")
         or any((directory / "sitecustomize.py").exists() for directory in own)
         or any(
@@ -141,6 +145,7 @@ def _read(python: Path, environ: Mapping[str, str]) -> Interpreter:
             for file, line in lines
         )
     )
+    settings = root / "pyvenv.cfg"
     shares = re.search(r"(?im)^include-system-site-packages\s*=\s*true", _text_of(settings))
     is_isolated = is_conda or (settings.exists() and not shares)
     is_known = version is not None and is_isolated and not runs_code
@@ -152,7 +157,7 @@ def _text_of(file: Path) -> str:
 
 
 def _conda_python(spec: JobSpec, environ: Mapping[str, str]) -> str:
-    """Return the interpreter of the conda environment in setup, if exactly one is found."""
+    """Return the interpreter of the conda environment that setup activates last; "" if unsure."""
     steps = [step for step in map(read_step, spec.setup) if step.tool in (Tool.CONDA, Tool.VENV)]
     if not steps or steps[-1].tool is not Tool.CONDA:
         return ""

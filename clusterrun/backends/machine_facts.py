@@ -54,10 +54,10 @@ def gather_facts(
     cluster = choose_cluster(spec.cluster)
     scheduler = cluster.scheduler
     python = interpreter_of(spec, cwd, home="" if scheduler.has_hosts else environ.get("HOME", ""))
-    file = interpreters.path_of(python, spec, environ)
+    path = interpreters.path_of(python, spec, environ)
     hosts = _all_hosts(spec, cluster, cwd, environ) if scheduler.has_hosts else HostList()
     hosts = without_excluded(hosts, spec.exclude) if hosts.hosts and spec.exclude else hosts
-    interpreter = interpreters.look_at(file, may_run=may_run, environ=environ)
+    interpreter = interpreters.inspect(path, may_run=may_run, environ=environ)
     return Facts(
         cluster=cluster,
         python=python,
@@ -83,6 +83,7 @@ def gather_facts(
 
 
 def _all_hosts(spec: JobSpec, cluster: Cluster, cwd: Path, environ: Mapping[str, str]) -> HostList:
+    """Return the hosts that the user lists, else those of the allocation. Raises UsageError."""
     if spec.hosts and spec.hostfile:
         raise UsageError("hosts and hostfile cannot be combined", hint="keep one of them")
     if spec.hosts:
@@ -95,10 +96,11 @@ def _all_hosts(spec: JobSpec, cluster: Cluster, cwd: Path, environ: Mapping[str,
             hint="pass --hosts gpu1,gpu2 or --hostfile FILE, or write hosts: in clusterrun.yaml",
         )
     source = allocation_source(environ)
-    return allocation_hosts(source, _text_of(source, environ[source], cwd))
+    return allocation_hosts(source, _nodes_of_allocation(source, environ[source], cwd))
 
 
-def _text_of(source: str, value: str, cwd: Path) -> str:
+def _nodes_of_allocation(source: str, value: str, cwd: Path) -> str:
+    """Return the text that lists an allocation's nodes: a variable's value, its file, or Flux's."""
     if source in NODE_FILES:
         return _text_in(value, cwd, f"file in ${source}")
     if source != FLUX:
@@ -158,10 +160,7 @@ def named_file(name: str, cwd: Path, what: str, where: str | None = None) -> byt
 
 
 def _script_json(spec: JobSpec, cwd: Path, cluster: Cluster) -> str:
-    """Return the DeepSpeed JSON that the script's arguments name; "" for any other file.
-
-    Raises UsageError if it is missing, unless only the nodes may have it.
-    """
+    """Return the DeepSpeed JSON that the script's arguments name, or "". Raises UsageError."""
     name = named_json(spec.args)
     if not name:
         return ""
@@ -169,7 +168,7 @@ def _script_json(spec: JobSpec, cwd: Path, cluster: Cluster) -> str:
         text = (cwd / name).read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
         if runs_in_container(spec) or is_of_one_machine(name, cluster):
-            return ""
+            return ""  # only the nodes may have it
         raise UsageError(
             f"the script's arguments name a DeepSpeed JSON that does not exist: '{name}'",
             hint=nearest_file(cwd / name),
@@ -206,10 +205,7 @@ def find_gpus() -> dict[str, str]:
 
 
 def visible_gpus(found: Mapping[str, str], environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the devices that CUDA_VISIBLE_DEVICES allows, in its order and spelling.
-
-    As in CUDA, the list ends at the first entry that is not a device.
-    """
+    """Return the entries of CUDA_VISIBLE_DEVICES up to one that is no device, as CUDA does."""
     listed = environ.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
         return tuple(found)
@@ -225,18 +221,15 @@ def visible_gpus(found: Mapping[str, str], environ: Mapping[str, str]) -> tuple[
 
 
 def read_script(resolved: Resolved) -> bytes | None:
-    """Return the script's source; None for a zip archive, a module elsewhere, or no script.
-
-    Raises UsageError for a file that is missing, can't be read, or is not Python.
-    """
+    """Return the script's source; None for an archive or a module elsewhere. Raises UsageError."""
     spec = resolved.spec
     if spec.script is None:
-        return _module(resolved.cwd, spec.module) if spec.module else None
+        return _module_source(resolved.cwd, spec.module) if spec.module else None
     where = resolved.origins["script"].where
     source = named_file(spec.script, resolved.cwd, "script", where)
     if source.startswith(_ARCHIVE):
         return None
-    if problem := _other_kind(source):
+    if problem := _why_not_python(source):
         raise UsageError(
             f"'{spec.script}' is not a Python script: {problem}",
             hint="name the Python file that trains",
@@ -257,6 +250,7 @@ def syntax_problem(
             warnings.simplefilter("ignore")
             compile(source, name, "exec", dont_inherit=True)
     except SyntaxError as error:
+        # `lineno` counts from 1, and may be None or behind the last line.
         line, lines = error.lineno or 0, ["", *source.decode(errors="replace").splitlines()]
         text = lines[line].strip() if line < len(lines) else ""
         hint = f"correct this line: {text[:80]}" if text else "correct the script"
@@ -266,7 +260,7 @@ def syntax_problem(
     return None
 
 
-def _other_kind(source: bytes) -> str:
+def _why_not_python(source: bytes) -> str:
     """Return why a file is not Python source; "" if it may be."""
     if b"\0" in source[:1024]:
         return "it is a binary file"
@@ -276,7 +270,7 @@ def _other_kind(source: bytes) -> str:
     return ""
 
 
-def _module(cwd: Path, module: str) -> bytes | None:
+def _module_source(cwd: Path, module: str) -> bytes | None:
     """Return the source of a module of the working directory; None if it is elsewhere."""
     path = cwd.joinpath(*module.split("."))
     for file in (path.with_name(f"{path.name}.py"), path / "__main__.py"):

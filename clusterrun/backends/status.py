@@ -23,7 +23,6 @@ from clusterrun.backends.slurm.reasons import Outlook, PendingReason, explain
 from clusterrun.diagnosis.kinds import Suspicion
 from clusterrun.errors import ClusterrunError, SchedulerUnreachableError
 from clusterrun.rundir.outcome import Cause, End, Next, Outcome, Reason, read_end, read_request
-from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import JobRecord, continued_by
 from clusterrun.rundir.usage import Sample, read_latest
 from clusterrun.shared import files
@@ -99,20 +98,20 @@ def statuses(
     Jobs whose files show that they completed are not queried. If a scheduler doesn't answer, each
     status that lacks its answer has the error.
     """
-    read: list[tuple[JobRecord, End | None, list[Path]]] = []
+    read: list[tuple[JobRecord, End | None, Sequence[Path]]] = []
     groups: dict[Backend, list[JobRecord]] = {}
     for record in records:
         with files.noting_damage() as damaged:
             end = read_end(record.paths)
-        damage = [record.paths.record] * record.is_damaged + damaged
+        damage = [record.paths.record, *damaged] if record.is_damaged else damaged
         if record.chained_job_ids and end is not None and end.state is JobState.TIMEOUT:
             record = continued_by(record, record.chained_job_ids[0])
         read.append((record, end, damage))
-        # A failed job may have been requeued.
-        is_sure = end and end.state.is_success and not record.cluster.scheduler.is_this_machine
-        if record.job_id and not is_sure:
+        # A job on this machine is always queried; one that failed may have been requeued.
+        is_done = end and end.state.is_success and not record.cluster.scheduler.is_this_machine
+        if record.job_id and not is_done:
             groups.setdefault(backend_for(record), []).append(record)
-    answers: dict[int, _Answer] = {}
+    answers: dict[int, _Answer] = {}  # by the identity of the record
     for backend, group in groups.items():
         ids, since = [each.job_id for each in group], min(each.submitted_at for each in group)
         try:
@@ -121,14 +120,15 @@ def statuses(
             answer = error
         answers |= {id(each): answer for each in group}
     return [
-        _contained(record, end, answers.get(id(record)), damage) for record, end, damage in read
+        _status_or_note(record, end, answers.get(id(record)), damage)
+        for record, end, damage in read
     ]
 
 
-def _contained(
+def _status_or_note(
     record: JobRecord, end: End | None, answer: _Answer | None, damaged: Sequence[Path]
 ) -> JobStatus:
-    """Return the status of a job; what is wrong with its files concerns no other job."""
+    """Return the status of a job; UNKNOWN and a note if its files can't be read."""
     with files.noting_damage() as found:
         try:
             status = _status(record, end, answer)
@@ -145,6 +145,7 @@ def _contained(
 
 
 def _status(record: JobRecord, end: End | None, answer: _Answer | None) -> JobStatus:
+    """Combine what a run's files say with the scheduler's answer; None: it was not asked."""
     unknown = SchedulerJob(job_id=record.job_id, state=JobState.UNKNOWN, source="")
     job = answer.get(record.job_id, unknown) if isinstance(answer, dict) else unknown
     evidence = read_evidence(record.paths)
@@ -154,40 +155,31 @@ def _status(record: JobRecord, end: End | None, answer: _Answer | None) -> JobSt
         # The scheduler may show a cancellation half a minute late; a later start is of a requeue.
         is_requeued = _later(job.start, request.stat().st_mtime)
         state = JobState.RUNNING if is_requeued else JobState.COMPLETING
-    waits = state is JobState.PENDING
-    over, runs = state.is_terminal, state is JobState.RUNNING
-    attempts = _timed_out(read_attempts(record.paths, evidence.attempt), record.job_id, state)
+    waits, runs, is_over = state is JobState.PENDING, state is JobState.RUNNING, state.is_terminal
+    attempts = _with_time_limit(read_attempts(record.paths, evidence.attempt), record.job_id, state)
     start = job.start or _started(attempts, evidence)
     ended = (end.ended_at if end else None) or job.end
-    code, number = job.exit_code, job.exit_signal
-    if end is not None and end.exit_code is not None:  # the run's own is better
-        code, number = end.exit_code, end.exit_code - 128
-        number = number if 0 < number < 65 else None
-    reason = _without_room(record.paths) if runs else ""
-    if state is JobState.COMPLETING:
-        reason = "its processes are being stopped"
-    elif job.state is state and not waits and job.reason != "NonZeroExitCode":
-        reason = reason or job.reason
+    code, signal = _exit_of(end, job) if is_over else (None, None)
     pending = _pending(record, job, evidence) if waits else None
     can_start = pending is not None and pending.can_start is not False
     elapsed_s = job.elapsed_s
     if elapsed_s is None and start is not None and ended is not None:
         elapsed_s = int(ended - start)
+    nodes = evidence.hosts if record.cluster.scheduler.is_this_machine else evidence.nodes
     return JobStatus(
         record=record,
         state=state,
-        reason=reason,
+        reason=_reason(record, state, job),
         pending=pending,
         asked=job if waits else None,
-        nodelist=job.nodelist
-        or ",".join(evidence.hosts if record.cluster.scheduler.is_this_machine else evidence.nodes),
+        nodelist=job.nodelist or ",".join(nodes),
         elapsed_s=elapsed_s,
         limit_s=job.limit_s or record.time_minutes * 60 or None,
         expected_start=job.expected_start if can_start else None,
         start=start,
-        end=ended if over else None,
-        exit_code=code if over else None,
-        exit_signal=number if over else None,
+        end=ended if is_over else None,
+        exit_code=code,
+        exit_signal=signal,
         attempt=evidence.attempt,
         world_size=evidence.world_size,
         preflight=evidence.preflight,
@@ -197,8 +189,28 @@ def _status(record: JobRecord, end: End | None, answer: _Answer | None) -> JobSt
         failure=newest_failure(record.paths, end, attempts[-1].outcome if attempts else None, job),
         attempts=attempts,
         notes=_notes(record, state, job, answer, evidence),
-        error=answer if isinstance(answer, SchedulerUnreachableError) and not over else None,
+        error=answer if isinstance(answer, SchedulerUnreachableError) and not is_over else None,
     )
+
+
+def _exit_of(end: End | None, job: SchedulerJob) -> tuple[int | None, int | None]:
+    """Return the exit status and signal of a job that has ended: the run's own, if it is known."""
+    if end is None or end.exit_code is None:
+        return job.exit_code, job.exit_signal
+    number = end.exit_code - 128  # the job exits so if a signal ended it
+    return end.exit_code, number if 0 < number < 65 else None
+
+
+def _reason(record: JobRecord, state: JobState, job: SchedulerJob) -> str:
+    """Return what to say about a state, mostly the scheduler's reason; "" for a job that waits."""
+    if state is JobState.COMPLETING:
+        return "its processes are being stopped"
+    with contextlib.suppress(OSError):
+        if state is JobState.RUNNING and files.is_full(record.paths.root):
+            lacks = "has no room for checkpoints, logs and the record of its end"
+            return f"{lacks}: the disk of {record.paths.root} is full"
+    is_told = job.state is state and job.reason != "NonZeroExitCode"
+    return job.reason if is_told and state is not JobState.PENDING else ""
 
 
 def with_last_step(job: JobStatus) -> JobStatus:
@@ -214,19 +226,10 @@ def with_usage(job: JobStatus) -> JobStatus:
     return dataclasses.replace(job, usage=read_latest(job.record.paths, job.attempt))
 
 
-def _without_room(paths: RunPaths) -> str:
-    """Return what a running job can't write because its disk is full; "" if the disk has room."""
-    with contextlib.suppress(OSError):
-        if files.is_full(paths.root):
-            lacks = "has no room for checkpoints, logs and the record of its end"
-            return f"{lacks}: the disk of {paths.root} is full"
-    return ""
-
-
-def _timed_out(
+def _with_time_limit(
     attempts: tuple[AttemptSummary, ...], job_id: str, state: JobState
 ) -> tuple[AttemptSummary, ...]:
-    """Name the time limit where it ended an attempt that takes it for a cancellation."""
+    """Name the time limit as the reason of the last attempt, if that took it for a cancellation."""
     last = attempts[-1].outcome if attempts else None
     if last is None or state is not JobState.TIMEOUT:
         return attempts
@@ -248,10 +251,10 @@ def _state(end: End | None, job: SchedulerJob, evidence: Evidence) -> JobState:
         begun = job.state is JobState.PENDING and _later(evidence.started_at, job.asked_at)
         return JobState.RUNNING if begun else job.state
     if job.state.is_terminal:
-        vague = job.state in (JobState.FAILED, JobState.COMPLETED)
-        return end.state if vague or end.state.is_success else job.state
-    stale = _later(end.ended_at, job.asked_at)
-    if _later(job.start, end.ended_at) or (job.state is JobState.PENDING and not stale):
+        is_vague = job.state in (JobState.FAILED, JobState.COMPLETED)  # unlike TIMEOUT
+        return end.state if is_vague or end.state.is_success else job.state
+    is_stale = _later(end.ended_at, job.asked_at)  # the scheduler answered before the end
+    if _later(job.start, end.ended_at) or (job.state is JobState.PENDING and not is_stale):
         return job.state  # it starts again, or already has
     # A job that Slurm ended may have been preempted; only Slurm knows, after it has cleaned up.
     return JobState.COMPLETING if end.state is JobState.CANCELLED else end.state
@@ -262,6 +265,7 @@ def _later(one: float | None, other: float | None) -> bool:
 
 
 def _pending(record: JobRecord, job: SchedulerJob, evidence: Evidence) -> PendingReason:
+    """Explain why a job waits; the run's files tell a requeue, and a job that continues the run."""
     reason = explain(job.reason, record.job_id)
     if reason.code == "BeginTime" and evidence.attempt > 0:
         text = "requeued; Slurm holds it for two minutes"
@@ -289,10 +293,12 @@ def _notes(
     answer: _Answer | None,
     evidence: Evidence,
 ) -> tuple[str, ...]:
+    """Return what else is to be said: a save that failed, and why something is unknown."""
     is_late = state is JobState.COMPLETED and evidence.is_unheard  # it needed no save
     notes = [evidence.unsaved] if evidence.unsaved and not is_late else []
     if not record.job_id and not record.is_damaged:
-        look = "; look for it with 'squeue --me'" * bool(record.cluster.scheduler.reads_sbatch)
+        is_slurm = record.cluster.scheduler.reads_sbatch
+        look = "; look for it with 'squeue --me'" if is_slurm else ""
         notes.append(f"its submission was interrupted{look}")
     if isinstance(answer, SchedulerUnreachableError) and not state.is_terminal:
         notes.append(answer.message)

@@ -43,12 +43,12 @@ def create_run(runs_dir: RunsDir, name: str, run_id: str, bundle: Bundle) -> Run
     paths = root.run(directory_name(name), run_id)
     above = (paths.root.parent, root.by_job, root.root)
     paths = dataclasses.replace(paths, made=tuple(filterfalse(os.path.lexists, above)))
-    undo = _remove_made
+    undo = _remove_made  # once the run directory is ours: remove_run
     try:
         try:
             _make_parents(root, paths)
             paths.root.mkdir(mode=0o700)
-        except FileNotFoundError:  # a refused submission has removed what it had made above
+        except FileNotFoundError:  # another submission, refused, removed what it had made above
             _make_parents(root, paths)
             paths.root.mkdir(mode=0o700)
         undo = remove_run
@@ -68,12 +68,9 @@ def create_run(runs_dir: RunsDir, name: str, run_id: str, bundle: Bundle) -> Run
 
 
 def _make_parents(runs_dir: RunsDir, paths: RunPaths) -> None:
-    """Create the directories of all runs as private; those above them follow the umask.
-
-    Raises UsageError for a directory in which another user could replace our run.
-    """
+    """Create the private directories above a run. Raises UsageError if others could replace it."""
     own = f"use your own directory: --run-dir {runs_dir.root / current_user()}"
-    runs_dir.root.parent.mkdir(parents=True, exist_ok=True)
+    runs_dir.root.parent.mkdir(parents=True, exist_ok=True)  # follows the umask
     for directory in (runs_dir.root, runs_dir.by_job, paths.root.parent):
         directory.mkdir(mode=0o700, exist_ok=True)
         if not os.access(directory, os.W_OK | os.X_OK, effective_ids=True):
@@ -82,14 +79,14 @@ def _make_parents(runs_dir: RunsDir, paths: RunPaths) -> None:
             is_root = directory == runs_dir.root
             home = "use your own directory: --run-dir ~/clusterrun-runs"
             raise UsageError(text, hint=home if is_root else own)
-        if _is_shared(directory.stat()):
+        if _others_can_rename(directory.stat()):
             raise UsageError(
                 f"other users can write to {directory} and could replace your run",
                 hint=(own, f"or remove their permission: chmod go-w {directory}"),
             )
 
 
-def _is_shared(found: os.stat_result) -> bool:
+def _others_can_rename(found: os.stat_result) -> bool:
     """Return whether other users can rename entries of a directory."""
     open_to = stat.S_IWOTH | stat.S_IWGRP
     with contextlib.suppress(KeyError):  # the group has no name
@@ -105,15 +102,13 @@ def write_config(path: Path, text: str) -> None:
 
 
 def remove_run(paths: RunPaths) -> None:
-    """Remove a run that was never submitted, and the empty directories created above it.
-
-    Only the paths that `create_run` returned list those directories.
-    """
+    """Remove a run that was never submitted, and the directories that `create_run` made for it."""
     shutil.rmtree(paths.root, ignore_errors=True)
     _remove_made(paths)
 
 
 def _remove_made(paths: RunPaths) -> None:
+    """Remove the directories that `create_run` made above a run, if they are empty."""
     for directory in paths.made:
         with contextlib.suppress(OSError):
             directory.rmdir()
@@ -133,7 +128,7 @@ def remove_old(runs_dir: RunsDir, found: Iterable[RunPaths]) -> None:
         aside.mkdir(mode=0o700, parents=True, exist_ok=True)
         with locked(paths.resume_lock, 0):
             paths.root.rename(aside / paths.root.name)
-        with contextlib.suppress(OSError):  # other runs have the name
+        with contextlib.suppress(OSError):  # other runs of that name are left
             paths.root.parent.rmdir()
     removed = [runs_dir.run(path.parent.name, path.name) for path in top.glob("*/*")]
     targets = {link_target(paths) for paths in removed}

@@ -80,6 +80,7 @@ class Event:
     findings: list[Any] | None = None
 
 
+# The type of each field that may be None, by its annotation; a Mapping arrives as a dict.
 _KINDS = {"int": int, "str": str, "float": float, "bool": bool, "list[Any]": list}
 _TYPES: Mapping[str, type] = {
     name: _KINDS.get(text.removesuffix(" | None"), dict)
@@ -115,7 +116,7 @@ def read(path: Path, types: Iterable[EventType]) -> Iterator[Event]:
 
 
 def read_ends(path: Path, attempt: int) -> Iterator[Event]:
-    """Yield the first and last events of an attempt, but only one of the first steps."""
+    """Yield the first and the last events of an attempt; of the first steps, only one."""
     first, has_step = b"", False
     try:
         with open_regular(path) as file:
@@ -129,7 +130,7 @@ def read_ends(path: Path, attempt: int) -> Iterator[Event]:
             last = file.read(end - file.tell())
     except OSError:
         return
-    for line in first.split(b"\n"):
+    for line in first.split(b"\n"):  # none if the attempt is small
         is_step = b': "step"' in line
         if not (is_step and has_step) and (event := parse(line)) and event.attempt == attempt:
             has_step |= is_step
@@ -140,7 +141,7 @@ def read_ends(path: Path, attempt: int) -> Iterator[Event]:
 
 
 def _border(file: BinaryIO, size: int, attempt: int) -> tuple[int, int]:
-    """Return two offsets between which the first line of an attempt begins, found by bisection.
+    """Return two offsets between which the first line of an attempt begins, by bisection.
 
     A file contains the attempts in order. Stop at a small rest: a scan is as quick.
     """
@@ -148,7 +149,7 @@ def _border(file: BinaryIO, size: int, attempt: int) -> tuple[int, int]:
     while attempt > 1 and high - low > LAST_BYTES:
         middle = (low + high) // 2
         file.seek(middle)
-        file.readline()  # the rest of a line
+        file.readline()  # `middle` may be within a line
         found = parse_object(file.readline()) or {}
         if isinstance(found.get("attempt"), int) and found["attempt"] < attempt:
             low = middle
@@ -193,13 +194,10 @@ ENDED_BY: dict[EventType, Phase] = {  # the first node's events, in order; other
 
 @dataclass(frozen=True, kw_only=True)
 class Startup:
-    """The seconds of each phase of a start; those that are unknown are left out.
-
-    `is_restart`: it began when the previous attempt failed or ended, not with a submission.
-    """
+    """The seconds of each phase of a start; those that are unknown are left out."""
 
     phases: tuple[tuple[Phase, float], ...]
-    is_restart: bool = False
+    is_restart: bool = False  # it began when the previous attempt ended, not with a submission
 
     @property
     def total_s(self) -> float:
@@ -208,38 +206,35 @@ class Startup:
 
 
 def startup_of(ends: Mapping[Phase, float], since: float | None, *, is_restart: bool) -> Startup:
-    """Return the phases between their ends; without `since`, the first one's time is unknown.
-
-    Clocks of different machines may differ a little: no phase takes less than 0 s.
-    """
+    """Return how long each phase took; the first one begins at `since`, None if that is unknown."""
     found, at = [], since
     for phase in Phase:
         if (end := ends.get(phase)) is None:
             continue
         if at is not None:
-            found.append((phase, max(0.0, end - at)))
+            found.append((phase, max(0.0, end - at)))  # machines' clocks differ a little
         at = end if at is None else max(at, end)
     return Startup(phases=tuple(found), is_restart=is_restart)
 
 
 def read_start(paths: RunPaths, attempt: int) -> dict[Phase, float]:
-    """Return when each phase of an attempt's start ended; {} until ranks have started.
-
-    The times are those of the first node's events.
-    """
+    """Return when each phase of a start ended, by the first node's events; {} until ranks start."""
     record = read_attempt(paths, attempt)
+    if not record.nodes:
+        return {}
     ends: dict[Phase, float | None] = {Phase.PROLOG: record.taken_at or None}
-    for head in record.nodes[:1]:
-        for event in read_ends(paths.events(head), attempt):
-            if phase := ENDED_BY.get(event.type):
-                known = ends.get(phase) or event.at  # ranks' events are in no order
-                ends[phase] = max(known, event.at) if phase is Phase.LAUNCHER else known
-            if event.type is EventType.STARTED:
-                ends |= {Phase.QUEUE: event.job_start, Phase.STAGE: event.staged_at}
-            elif event.type is EventType.WORLD_READY and event.waited_s is not None:
-                ends.setdefault(Phase.IMPORTS, event.at - event.waited_s)
-            elif event.type is EventType.STEP:
-                break
+    for event in read_ends(paths.events(record.nodes[0]), attempt):
+        phase = ENDED_BY.get(event.type)
+        if phase is Phase.LAUNCHER:  # the last rank ends it
+            ends[phase] = max(ends.get(phase) or event.at, event.at)
+        elif phase:
+            ends[phase] = ends.get(phase) or event.at
+        if event.type is EventType.STARTED:
+            ends |= {Phase.QUEUE: event.job_start, Phase.STAGE: event.staged_at}
+        elif event.type is EventType.WORLD_READY and event.waited_s is not None:
+            ends.setdefault(Phase.IMPORTS, event.at - event.waited_s)
+        elif event.type is EventType.STEP:
+            break
     if Phase.LAUNCHER not in ends:
         return {}
     return {phase: end for phase, end in ends.items() if end is not None}

@@ -197,8 +197,9 @@ def hints_of(outcome: Outcome | None, verdict: ShortVerdict | None) -> list[str]
         return []  # any other message is the script's
     if verdict is None or verdict.cause != "world_size_not_joined":
         return []
-    hints = [x.removeprefix(HINT) for x in outcome.message.splitlines() if x.startswith(HINT)]
-    return hints if len(hints) > 1 else []  # the last only switches the check off
+    lines = [line for line in outcome.message.splitlines() if line.startswith(HINT)]
+    # The last hint only switches the check off.
+    return [line.removeprefix(HINT) for line in lines] if len(lines) > 1 else []
 
 
 def read_outcome(paths: RunPaths, attempt: int) -> Outcome | None:

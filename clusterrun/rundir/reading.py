@@ -32,10 +32,7 @@ def as_text(value: Any, schema: str) -> str:
 
 
 def read_plan(paths: RunPaths) -> Plan:
-    """Read the plan that all attempts of a run follow.
-
-    Raises OSError, or ValueError if another version of clusterrun wrote it.
-    """
+    """Read the plan of a run. Raises OSError, and ValueError for that of another version."""
     try:
         return Plan.from_json(files.read_whole(paths.plan))
     except (ValueError, RecursionError) as error:

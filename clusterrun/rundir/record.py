@@ -132,7 +132,7 @@ def new_record(plan: Plan, paths: RunPaths, *, argv: Sequence[str], now: float) 
 
 
 def shape(plan: Plan) -> dict[str, Any]:
-    """Return the fields of a record that another plan of the run changes."""
+    """Return the fields of a record that the newest plan of the run decides."""
     found = {name: getattr(plan, name) for name in SHAPE}
     return {**found, "strategy": plan.strategy.value, "device": plan.device.value}
 
@@ -203,10 +203,7 @@ def update(paths: RunPaths, change: Callable[[JobRecord], JobRecord]) -> JobReco
 
 
 def read(paths: RunPaths) -> JobRecord:
-    """Read job.json, and set `run_dir` and `run_id` by its current directory.
-
-    Raises ClusterrunError if it is missing, damaged or has another schema.
-    """
+    """Read job.json; `run_dir` and `run_id` are where it is now. Raises ClusterrunError."""
     try:
         data = files.parse_object(files.read_whole(paths.record))
         if data is None:
@@ -215,7 +212,8 @@ def read(paths: RunPaths) -> JobRecord:
         return typed.of_schema(JobRecord, {**data, **there}, SCHEMA)
     except (OSError, ValueError) as error:
         owner = other_owner(paths.root)
-        hint = f"ask its owner, {owner}, for access" if owner else "choose a run of this version"
+        access = f"ask its owner, {owner}, for access"
+        hint = access if owner else "choose a run that this version wrote"
         raise ClusterrunError(f"cannot read {paths.record}", cause=str(error), hint=hint) from error
 
 
@@ -225,13 +223,16 @@ def read_again(record: JobRecord) -> JobRecord:
 
 
 def _unreadable(root: Path, written_at: float) -> JobRecord:
-    """Return what a list shows of a run whose job.json is damaged."""
-    fields = [field for field in dataclasses.fields(JobRecord) if field.type in ("int", "str")]
-    blank: dict[str, Any] = {field.name: 0 if field.type == "int" else "" for field in fields}
-    blank |= {"job_id": JobId(), "name": root.parent.name, "run_id": root.name, "argv": ()}
-    place = {"run_dir": str(root.absolute()), "workdir": str(root.parent.parent.parent)}
-    blank |= {"slurm_cluster": None, "versions": {}, "cluster": Cluster.LOCAL}
-    return JobRecord(**{**blank, **place}, submitted_at=written_at)
+    """Return what a list shows of a run whose job.json is damaged: its place, and blank fields."""
+    fields: dict[str, Any] = {
+        field.name: 0 if field.type == "int" else ""
+        for field in dataclasses.fields(JobRecord)
+        if field.type in ("int", "str")
+    }
+    fields |= {"job_id": JobId(), "cluster": Cluster.LOCAL, "slurm_cluster": None}
+    fields |= {"name": root.parent.name, "run_id": root.name, "run_dir": str(root.absolute())}
+    fields |= {"argv": (), "versions": {}, "workdir": str(root.parent.parent.parent)}
+    return JobRecord(**fields, submitted_at=written_at)
 
 
 def link_job(paths: RunPaths, job_id: JobId) -> None:
@@ -284,14 +285,13 @@ def list_records(
     """Return the readable records of a directory of runs, the last submitted or resumed first.
 
     With a `limit`, do not read files that are too old to be among so many newest ones: a record
-    is not younger than its file, except for the clocks. `of` selects records; `name` looks only
-    where runs of a name are.
+    is not younger than its file, except for the clocks. `of` says which records count (all by
+    default); `name` looks only where runs of that name are.
     """
-    files = sorted(_record_files(runs_dir, name), reverse=True)
     found: list[JobRecord] = []
-    for written_at, root in files:
-        newest = heapq.nlargest(limit or 0, (record.age_key[0] for record in found))
-        if limit and len(newest) == limit and written_at + CLOCK_SKEW_S < newest[-1]:
+    for written_at, root in sorted(_record_files(runs_dir, name), reverse=True):
+        newest_times = heapq.nlargest(limit or 0, (record.age_key[0] for record in found))
+        if limit and len(newest_times) == limit and written_at + CLOCK_SKEW_S < newest_times[-1]:
             break
         record = readable(Path(root))
         if record is None and with_damaged:
@@ -310,8 +310,11 @@ def _entries(directory: Path) -> list[os.DirEntry[str]]:
 def _record_files(runs_dir: RunsDir, name: str | None) -> Iterator[tuple[float, str]]:
     """Yield when each record was written, and its run's directory; this costs a stat for each."""
     file = RunPaths(root=Path()).record.name
-    every = (entry.name for entry in _entries(runs_dir.root) if entry.name != runs_dir.by_job.name)
-    for directory in every if name is None else (directory_name(name),):
+    if name is None:
+        names = [each.name for each in _entries(runs_dir.root) if each.name != runs_dir.by_job.name]
+    else:
+        names = [directory_name(name)]
+    for directory in names:
         for run in _entries(runs_dir.root / directory):
             with contextlib.suppress(OSError):
                 yield os.lstat(os.path.join(run.path, file)).st_mtime, run.path
@@ -331,7 +334,7 @@ def resolve_job(text: str | None, runs_dirs: Sequence[RunsDir]) -> JobRecord:
     Return the newest of several runs with a name. Raises JobNotFoundError.
     """
     if text is None:
-        for place in runs_dirs[:1]:
+        for place in runs_dirs[:1]:  # at most one
             for each in list_records(place, 1, of=lambda x: not x.is_smoke, with_damaged=True):
                 return _undamaged(each)
         raise _not_found("no run yet", runs_dirs[:1])
@@ -343,25 +346,25 @@ def resolve_job(text: str | None, runs_dirs: Sequence[RunsDir]) -> JobRecord:
 
 
 def _by_job_id(text: str, runs_dirs: Sequence[RunsDir]) -> JobRecord | None:
+    """Return the run of a job id; None for other text. Raises UsageError for several runs."""
     match = re.match(_JOB_ID, text)
     if match is None:
         return None
-    job_id, slurm_cluster = JobId(match[1]), match[2]
-
-    def jobs(places: Sequence[RunsDir]) -> list[JobRecord]:
-        found = (_job_in(place, job_id, slurm_cluster) for place in places)
-        return [record for record in found if record is not None]
-
-    found = jobs(runs_dirs[:1]) or jobs(runs_dirs[1:])  # elsewhere, the id may be another job's
-    if len(found) > 1:
-        raise UsageError(
-            f"{len(found)} jobs have the id {text}, but none in {runs_dirs[0].root}",
-            hint=tuple(f"choose one by its directory: {record.run_dir}" for record in found[:5]),
-        )
-    return found[0] if found else None
+    for places in (runs_dirs[:1], runs_dirs[1:]):  # elsewhere, the id may be another job's
+        jobs = (_job_in(place, JobId(match[1]), match[2]) for place in places)
+        found = [record for record in jobs if record is not None]
+        if len(found) > 1:
+            raise UsageError(
+                f"{len(found)} jobs have the id {text}, but none in {runs_dirs[0].root}",
+                hint=tuple(f"choose one by its directory: {each.run_dir}" for each in found[:5]),
+            )
+        if found:
+            return found[0]
+    return None
 
 
 def _job_in(runs_dir: RunsDir, job_id: JobId, slurm_cluster: str | None) -> JobRecord | None:
+    """Return the newest run with a job, by the id's link or, if need be, by all records."""
     linked = RunPaths(root=_followed(runs_dir.job_link(job_id)))
     candidates = [read(linked)] if os.path.exists(linked.record) else []  # False if not ours
     if slurm_cluster or not candidates:  # the link points to the newest run with the id
@@ -373,6 +376,7 @@ def _job_in(runs_dir: RunsDir, job_id: JobId, slurm_cluster: str | None) -> JobR
 
 
 def _by_path(text: str, runs_dirs: Sequence[RunsDir]) -> JobRecord | None:
+    """Return the run that contains a path. Raises ClusterrunError for one that can't be read."""
     path = Path(os.path.abspath(text))
     if not text or not os.path.lexists(path):
         return None
@@ -392,6 +396,7 @@ def _followed(link: Path) -> Path:
 
 
 def _by_name(text: str, runs_dirs: Sequence[RunsDir]) -> JobRecord | None:
+    """Return the newest run of a name; else the one with a run id, or with NAME/RUN_ID."""
     for runs_dir in runs_dirs:
         if newest := list_records(runs_dir, 1, name=text, of=lambda record: record.name == text):
             return newest[0]
@@ -415,7 +420,7 @@ def _not_found(message: str, runs_dirs: Sequence[RunsDir]) -> JobNotFoundError:
         f"{message} in {runs_dirs[0].root if runs_dirs else 'any known directory'}{others}",
         hint=f"choose a run; the newest are: {known}"
         if known
-        else "run it in the directory you submitted from, or pass the path of the run",
+        else "run the command where you submitted, or pass the path of the run",
     )
 
 

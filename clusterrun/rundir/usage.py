@@ -116,13 +116,13 @@ def alert_texts(alerts: Iterable[Alert], sample: Sample) -> list[str]:
     gpus: dict[AlertKind, list[GpuSample]] = {}
     for alert in alerts:
         gpus.setdefault(alert.kind, []).extend(g for g in sample.gpus if g.index == alert.gpu)
-    return [_text(kind, found, sample) for kind, found in gpus.items()]
+    return [_alert_text(kind, found, sample) for kind, found in gpus.items()]
 
 
-def _text(kind: AlertKind, gpus: Sequence[GpuSample], sample: Sample) -> str:
+def _alert_text(kind: AlertKind, gpus: Sequence[GpuSample], sample: Sample) -> str:
     if kind is AlertKind.HOST_MEMORY:
-        soon = sample.host_full_s
-        full = "" if soon is None else f", full in {max(1, round(soon / 60)):,} min"
+        full_s = sample.host_full_s
+        full = "" if full_s is None else f", full in {max(1, round(full_s / 60)):,} min"
         return f"host memory {share_text(sample.host_bytes, sample.host_limit_bytes)}{full}"
     which = f"GPU{'s' if len(gpus) > 1 else ''} {fold_ranks(gpu.index for gpu in gpus)}"
     if kind is AlertKind.GPU_MEMORY:
@@ -163,15 +163,16 @@ def parse(line: bytes) -> Sample | None:
 
 def read_latest(paths: RunPaths, attempt: int | None = None) -> dict[str, Sample]:
     """Return the newest sample of each node of an attempt; None: the newest attempt."""
-    number, nodes = paths.newest_attempt() if attempt is None else attempt, set()
+    number = paths.newest_attempt() if attempt is None else attempt
+    nodes: set[str] = set()
     with contextlib.suppress(OSError):
         nodes = {entry.stem for entry in paths.usage_dir.iterdir()}
-    found = ((node, next(_newest(paths, node), None)) for node in sorted(nodes))
-    return {node: each for node, each in found if each is not None and each.attempt == number}
+    newest = {node: next(_newest(paths, node), None) for node in sorted(nodes)}
+    return {node: each for node, each in newest.items() if each and each.attempt == number}
 
 
 def _newest(paths: RunPaths, node: str) -> Iterator[Sample]:
-    """Yield the samples in the ends of a node's files, newest first."""
+    """Yield a node's samples, newest first; read more of a file's end only if that is needed."""
     for path in (paths.usage(node), paths.earlier_usage(node)):
         for size in (files.TAIL_BYTES, LINE_BYTES):
             yield from filter(None, map(parse, reversed(files.end_of(path, size).split(b"\n"))))
@@ -180,6 +181,7 @@ def _newest(paths: RunPaths, node: str) -> Iterator[Sample]:
 def silent(samples: Mapping[str, Sample], now: float) -> dict[str, float]:
     """Return the nodes that have left out three samples, and the seconds since their newest."""
     newest = max((sample.at for sample in samples.values()), default=now)
-    latest = now if now - newest > 60.0 else newest  # this machine's clock may be another
+    # Compare with the newest node: this clock may differ from theirs, unless all have been silent.
+    latest = now if now - newest > 60.0 else newest
     ages = {node: latest - sample.at for node, sample in samples.items()}
     return {node: age for node, age in ages.items() if age > 3 * samples[node].interval_s}

@@ -40,7 +40,7 @@ def installed(root: Path, name: str, version: str) -> None:
 def look(root: Path, tmp_path: Path, *, may_run: bool, **environ: str) -> Interpreter:
     path = str(root / "bin/python")
     environ = {"XDG_CACHE_HOME": str(tmp_path / "cache"), **environ}
-    return interpreters.look_at(path, may_run=may_run, environ=environ)
+    return interpreters.inspect(path, may_run=may_run, environ=environ)
 
 
 def calls(tmp_path: Path) -> int:
@@ -134,7 +134,7 @@ def test_a_real_interpreter_is_asked(tmp_path: Path) -> None:
     link = tmp_path / "python"
     link.symlink_to(sys.executable)
     environ = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
-    found = interpreters.look_at(str(link), may_run=True, environ=environ)
+    found = interpreters.inspect(str(link), may_run=True, environ=environ)
     assert (found.version, found.is_known) == (sys.version_info[:2], True)
 
 

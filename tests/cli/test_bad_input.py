@@ -235,7 +235,7 @@ def test_sbatch_that_does_not_answer_is_never_asked_twice(
 
 def test_an_unknown_job_is_one_message(here: CommandLine) -> None:
     error = f"error: no job or run '47111' in {here.path}/runs\n"
-    hint = "  hint: run it in the directory you submitted from, or pass the path of the run\n"
+    hint = "  hint: run the command where you submitted, or pass the path of the run\n"
     for words in (["status"], ["logs"], ["cancel", "--json"]):
         said = here(*words, "47111")
         assert (said.code, said.err) == (4, error + hint)

@@ -174,7 +174,7 @@ def test_a_run_that_is_gone_and_a_host_that_is_unreachable(here: Here) -> None:
     code, out, err = here("status", "L1")
     assert (code, out) == (Exit.UNREACHABLE, "")
     assert "gpu1 does not answer: connect to host gpu1 port 22: No route to host" in err
-    assert "hint: its jobs are not affected" in err
+    assert "hint: jobs on gpu1 are not affected" in err
     code, out, _ = here("status", "L1", "--json")
     assert json.loads(out)["exit_code"] == code == Exit.UNREACHABLE
 

@@ -36,11 +36,11 @@ from clusterrun.shared.typed import decoded
 if TYPE_CHECKING:
     from clusterrun.rundir.record import JobRecord
 
-SILENT_S = 120.0  # without a sign of life from a controller elsewhere
+SILENT_S = 120.0  # without a sign of life, it is unknown whether a controller elsewhere runs
 CONTROLLER = "clusterrun.backends.hosts.controller"
 STOP_S = 60.0
 ASSEMBLE_S = 900.0  # for all hosts to answer and to get the project
-_LEAVING = {"PBS_JOBID", "LSB_JOBID"}
+_LEAVING = {"PBS_JOBID", "LSB_JOBID"}  # of schedulers that may end only an allocation's shell
 # What srun needs of the allocation. Its other variables, such as SLURM_GPUS, would size each step.
 OF_STARTERS = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_JOB_CPUS_PER_NODE", VISIBLE)
 
@@ -57,45 +57,50 @@ class HostsBackend(LocalBackend):
     def submit(self, plan: Plan, paths: RunPaths) -> Submission:
         """Start the controller on the first host and wait until it has accepted the job."""
         needed = plan.hosts if plan.is_smoke else plan.hosts[:1]
-        return self._send(plan, paths, must_see=needed if self.is_shared else ())
+        return self._start_controller(plan, paths, needed if self.is_shared else ())
 
     def submit_again(self, plan: Plan, record: JobRecord, **_: object) -> Submission:
         """Start another controller for a run, under a new id."""
-        return self._send(plan, record.paths, must_see=plan.hosts[:1])
+        return self._start_controller(plan, record.paths, plan.hosts[:1])
 
-    def _send(self, plan: Plan, paths: RunPaths, *, must_see: Sequence[str]) -> Submission:
-        host, is_given = plan.hosts[0], not plan.cluster.scheduler.outlives_shell
+    def _start_controller(self, plan: Plan, paths: RunPaths, must_see: Sequence[str]) -> Submission:
+        """Start a controller; it refuses a run directory that a host of `must_see` does not see."""
+        host, in_allocation = plan.hosts[0], not plan.cluster.scheduler.outlives_shell
         # An allocation's hosts are reached from this machine, by the scheduler's program.
-        is_here = is_given or is_this_machine(host)
-        first = Link(
+        is_here = in_allocation or is_this_machine(host)
+        environ = scrubbed(os.environ, keep=OF_STARTERS if in_allocation else ())
+        controller = Link(
             name=host,
             argv=crew.host_command(plan, 0, is_here=is_here),
-            env=scrubbed(os.environ, keep=OF_STARTERS if is_given else ()) if is_here else None,
+            env=environ if is_here else None,
             script=crew.script(CONTROLLER, plan, paths),
         )
-        first.start()
+        controller.start()
         try:
-            new, notes = _negotiate(first, plan, paths, must_see, last_number(self.runs_dir))
-            if not first.send("go"):
-                raise first.explained()
+            last_id = last_number(self.runs_dir)
+            submission, notes = _negotiate(controller, plan, paths, must_see, last_id)
+            if not controller.send("go"):  # without it, the controller starts nothing
+                raise controller.explained()
         except BaseException:
-            first.close(STOP_S)
+            controller.close(STOP_S)
             raise
         with contextlib.suppress(KeyboardInterrupt):  # the job runs: its id must be recorded
-            first.close(STOP_S)
-        remember_number(new.job_id.number)
+            controller.close(STOP_S)
+        remember_number(submission.job_id.number)
         for note in notes:
             print(f"note: {note}", file=sys.stderr)  # noqa: T201
-        return new
+        return submission
 
     def _signal_elsewhere(
         self, job_id: str, paths: RunPaths, controller: Controlling, number: int
     ) -> None:
+        """Signal the controller over ssh. Raises SchedulerUnreachableError."""
         del job_id
         state, reason = self._state_elsewhere(paths, controller)
-        if state is JobState.UNKNOWN:  # another process may have its number by now
+        if state is JobState.UNKNOWN:  # another process may have its pid by now
             raise SchedulerUnreachableError(reason)
         plan = read_plan(paths)
+        # By the name that ssh knows; an allocation's controller is where it was submitted.
         host = plan.hosts[0] if plan.cluster.scheduler.outlives_shell else controller.host
         argv = openssh.ssh(host, ("kill", f"-{int(number)}", str(controller.pid)))
         done = shell.run_once(argv, STOP_S)
@@ -103,6 +108,7 @@ class HostsBackend(LocalBackend):
             raise openssh.silent(host, done.stderr)
 
     def _state_elsewhere(self, paths: RunPaths, controller: Controlling) -> tuple[JobState, str]:
+        """Return RUNNING while the controller touches its file, else UNKNOWN, and why."""
         host = controller.host
         age = time.time() - paths.controller.stat().st_mtime
         if age < SILENT_S:
@@ -116,18 +122,15 @@ def backend(where: Where) -> HostsBackend:
 
 
 def _negotiate(
-    first: Link, plan: Plan, paths: RunPaths, must_see: Sequence[str], last_id: int
+    controller: Link, plan: Plan, paths: RunPaths, must_see: Sequence[str], last_id: int
 ) -> tuple[Submission, list[str]]:
-    """Send the job; return what became of it, and notes. Raises ClusterrunError."""
-    # The process that ends with an allocation whose scheduler may leave others behind.
-    leader, is_given = os.getsid(0), not plan.cluster.scheduler.outlives_shell
-    is_watched = is_given and not _LEAVING.isdisjoint(os.environ) and leader not in (0, os.getpid())
-    nonce = secrets.token_hex(16)
+    """Send the job; return its submission, and notes for the user. Raises ClusterrunError."""
+    nonce = secrets.token_hex(16)  # of a file that shows whether the first host sees this directory
     texts = {path.name: path.read_text() for path in paths.config_files if path.exists()}
     texts[paths.plan.name] = plan.to_json()
     files.write_whole(paths.nonce(nonce), "")
     try:
-        fields = first.ask(
+        fields = controller.ask(
             "submit",
             within_s=MEET_S,
             run_dir=str(paths.root),
@@ -137,14 +140,14 @@ def _negotiate(
             argv=(files.read_json(paths.record) or {}).get("argv", []),
             must_see=must_see,
             last_id=last_id,
-            shell=(leader, identity(leader)) if is_watched else None,
+            shell=_shell_of_allocation(plan),
         )
     finally:
         paths.nonce(nonce).unlink(missing_ok=True)
     try:
         is_here = decoded(bool, fields.get("is_here"))
-        notes = [] if is_here else _send_project(first, plan)
-        answer = first.answered(ASSEMBLE_S)
+        notes = [] if is_here else _send_project(controller, plan)
+        answer = controller.answered(ASSEMBLE_S)
         job_id = JobId(answer.get("job_id"))
         home: Home = decoded(Home, {**answer, "host": plan.hosts[0]})
         if not job_id.startswith("H") or job_id.number <= last_id:
@@ -154,10 +157,18 @@ def _negotiate(
     return Submission(job_id=job_id, home=None if is_here else home), notes
 
 
-def _send_project(first: Link, plan: Plan) -> list[str]:
+def _shell_of_allocation(plan: Plan) -> tuple[int, str | None] | None:
+    """Return pid and identity of the shell that the run must not outlive; None without one."""
+    leader = os.getsid(0)
+    if plan.cluster.scheduler.outlives_shell or _LEAVING.isdisjoint(os.environ):
+        return None
+    return None if leader in (0, os.getpid()) else (leader, identity(leader))
+
+
+def _send_project(controller: Link, plan: Plan) -> list[str]:
     """Send the project; return notes on what is not copied. Raises ClusterrunError."""
     found = project.find_project(Path(plan.workdir), leave_out=[Path(plan.runs_dir)])
     notes = project.check_paths(found, plan.entry)
     with project.pack(found) as packed:
-        first.send_project(packed)
+        controller.send_project(packed)
     return [*found.notes, *notes]

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from clusterrun.backends.hosts import crew, judge, mirror, project
-from clusterrun.backends.hosts.crew import Link, Message, Pipe
+from clusterrun.backends.hosts.crew import Link, Message, Pipe, is_this_machine
 from clusterrun.backends.local.backend import VISIBLE, identity, take_job_id
 from clusterrun.backends.local.controller import (
     LocalHost,
@@ -56,7 +56,7 @@ from clusterrun.shared.wording import count
 PROJECT_S = 600.0
 GO_S = 30.0  # for the submitter to confirm that it knows of the job
 LEAVE_TOGETHER_S = 20.0  # for agents to end each other over their link; then we end them
-MORE_S = 5.0  # than the nodes of one machine have to end: couriers end them
+MORE_S = 5.0  # than nodes have to end on one machine: here, couriers end them
 RETRY_S = 10.0  # between two tries to reach a lost host
 LAST_S = 60.0  # for the ranks to save after the allocation's shell has ended
 
@@ -86,7 +86,7 @@ def receive(pipe: Pipe) -> tuple[RunPaths, Message]:
                     packed.write(data)
                 project.unpack(packed, paths.project)
     except (ClusterrunError, OSError) as error:
-        if str(paths.root) != given["run_dir"]:
+        if str(paths.root) != given["run_dir"]:  # it was created here
             create.remove_run(paths)
         raise judge.unwritten(plan.hosts[0], error) from error
     return paths, given
@@ -108,11 +108,8 @@ class HostsStep(LocalStep):
     leave_s: float = LEAVE_TOGETHER_S
 
     def _reap(self) -> bool:
-        """Collect exit statuses; return whether a node runs, or is to start.
-
-        Raises ClusterrunError if too few hosts can be used.
-        """
-        if not self.links and self.kill_by == float("inf"):
+        """Begin with enough hosts; return whether a node runs or will. Raises ClusterrunError."""
+        if not self.links and self.kill_by == float("inf"):  # neither begun nor ended
             self.links = self.begin()
             return True
         self.codes = [link.code for link in self.links if link.code is not None]
@@ -123,7 +120,7 @@ class HostsStep(LocalStep):
         if self.kill_by < float("inf"):
             return
         super().end()
-        if not self.links:
+        if not self.links:  # no node has started: there is nothing to wait for
             self.code, self.kill_by = int(NodeExit.CANCELLED), 0.0
         for link in self.links:
             link.send("end")
@@ -140,8 +137,8 @@ class HostsHost(LocalHost):
     """The hosts of one job, until it has ended on all of them; only end.json records how.
 
     `sent` is what the submitter sent. `links` are those of all hosts, spares last. `here` is the
-    name of the host on which this process runs, "" if it is none of them. The run ends after the
-    process `shell`.
+    name of the host on which this process runs, "" if it is none of them. The run ends once the
+    process `shell` has ended.
     """
 
     paths: RunPaths
@@ -169,7 +166,7 @@ class HostsHost(LocalHost):
         self.shell: tuple[int, str] | None = self.sent["shell"]
 
     def listen(self, pipe: Pipe) -> None:
-        """Wait for the submitter's last word; all couriers end if it is gone."""
+        """Wait for the submitter's `go`; without it, end all couriers."""
         last_word = pipe.receive()
         self.may_go = last_word is not None and last_word["kind"] == "go"
         if not self.may_go:
@@ -183,10 +180,10 @@ class HostsHost(LocalHost):
         if blind := [link.host for link in needed if not link.facts["sees_home"]]:
             raise _unseen(blind, self.paths)
         self._judge(self.links)
-        above = self.sent["last_id"]  # the newest one that the submitting machine knows
+        above = self.sent["last_id"]  # that of the newest job on the submitting machine
         self.job_id = take_job_id(self.paths.runs_dir, self.paths, prefix="H", above=above)
         self.environ = {"CLUSTERRUN_HOSTS_JOB_ID": self.job_id}
-        # A machine has one boot id, however it is called: of two runs, one gets all its locks.
+        # In one order for all runs: of two that need the same machines, one gets all its locks.
         for link in sorted(self.links, key=_machine):
             self._lock(link)
         self._try_ports()
@@ -203,13 +200,13 @@ class HostsHost(LocalHost):
 
         def connect(link: Link) -> None:
             after = self.links[(self.links.index(link) + 1) % len(self.links)]
-            for end in {each.name: each for each in (self.links[0], after)}.values():
-                if end is link:
-                    continue
-                known = end.facts["server"] if end.first else link.facts["client"]
-                address, port = known or parse_host(end.host).host, end.facts["port"]
+            targets = {each.name: each for each in (self.links[0], after) if each is not link}
+            for target in targets.values():
+                # ssh has shown the addresses: the first host's to `link`, any other's to the first.
+                shown = target.facts["server"] if target.first else link.facts["client"]
+                address, port = shown or parse_host(target.host).host, target.facts["port"]
                 if reason := link.ask("connect", address=address, port=port)["closed"]:
-                    closed.append(judge.closed_port(link.name, end.name, port, reason))
+                    closed.append(judge.closed_port(link.name, target.name, port, reason))
 
         _on_all(self.links, connect)
         if closed:
@@ -227,6 +224,7 @@ class HostsHost(LocalHost):
             raise
 
     def _open(self, link: Link) -> None:
+        """Start the courier of a host, and ask for the host's facts. Raises ClusterrunError."""
         link.meet(
             name=link.name,
             home=str(self.paths.root),
@@ -247,13 +245,13 @@ class HostsHost(LocalHost):
         """Lock a host for this job, and its GPUs. Raises ClusterrunError."""
         gpus = judge.gpus_to_lock(self.plan, link.facts)
         needed = judge.gpus_needed(self.plan) if gpus else 0
-        job = f"{self.job_id}-{self.paths.root.name}"  # others have jobs of the same number
+        job = f"{self.job_id}-{self.paths.root.name}"  # another user may have this id
         locked = link.ask("lock", job=job, gpus=gpus, count=needed)
         link.gpus = tuple(locked["gpus"]) if link.facts["gpus"].get("all") else ()
         if locked["twice"]:
             other = next(each for each in self.links if _machine(each) == _machine(link))
             text = f"{link.name}: the same machine as {other.name}"
-            raise UsageError(text, hint="name each machine once in hosts:")
+            raise UsageError(text, hint="name each machine once in the list of hosts")
         if len(locked["gpus"]) < needed:
             raise judge.error_of(judge.busy(link.name, *each) for each in locked["busy"].items())
 
@@ -278,7 +276,7 @@ class HostsHost(LocalHost):
         return project.pack(project.find_project(found, leave_out=[runs]))
 
     def give_up(self) -> None:
-        """End all couriers and remove what was written for the job."""
+        """End all couriers and remove what was written for a job that does not start."""
         self.close()
         if self.job_id:
             self.paths.runs_dir.job_link(self.job_id).unlink(missing_ok=True)
@@ -295,7 +293,7 @@ class HostsHost(LocalHost):
     def start(
         self, attempt: int, *, port: int, is_relaunch: bool, excluded: tuple[str, ...]
     ) -> HostsStep:
-        """Start an attempt: its nodes start as soon as there are enough hosts."""
+        """Return the step of an attempt, which starts its nodes once there are enough hosts."""
         del is_relaunch
         self._wait_until = time.monotonic() + self.plan.wait_for_hosts_s
         unfit = [name for name in excluded if name not in self._were_lost]
@@ -304,7 +302,7 @@ class HostsHost(LocalHost):
         return HostsStep(paths=self.paths, running={}, lead_s=lead_s, begin=begin)
 
     def begin(self, attempt: int, port: int, unfit: Sequence[str]) -> list[Link]:
-        """Start every node; return none while lost hosts are awaited. Raises ClusterrunError."""
+        """Start every node; return [] while lost hosts are awaited. Raises ClusterrunError."""
         chosen = self._choose(unfit)
         if chosen and self._is_waiting:
             self._is_waiting = False
@@ -344,7 +342,7 @@ class HostsHost(LocalHost):
         return lost
 
     def keep_alive(self) -> None:
-        """Show readers on other machines that this process lives."""
+        """Touch the controller's file: readers on other machines see that this process lives."""
         if time.monotonic() >= self._next_sign:
             self._next_sign = time.monotonic() + crew.ALIVE_S
             self._watch_shell()
@@ -363,17 +361,15 @@ class HostsHost(LocalHost):
         last.start()
 
     def _choose(self, unfit: Sequence[str]) -> list[Link]:
-        """Return the hosts of the next attempt, the first ones that are fit; none to wait.
-
-        Raises ClusterrunError if too few are left.
-        """
+        """Return the hosts of the next attempt; [] to await lost ones. Raises ClusterrunError."""
         usable = [link for link in self.links if not (link.is_lost or link.name in unfit)]
         is_enough = len(usable) >= self.plan.nodes
-        savers = self._savers() if is_enough else []  # it reads the disk
-        missing = [n for n in savers if n not in [link.name for link in usable]]
+        needed = self._savers() if is_enough else []  # it reads the disk
+        missing = [name for name in needed if name not in [link.name for link in usable]]
         if is_enough and not missing:
-            first = sorted(usable, key=lambda link: link.name not in savers)[: self.plan.nodes]
-            return sorted(first, key=self.links.index)
+            # Those without which the run can't resume, then the first ones of the list.
+            needed_first = sorted(usable, key=lambda link: link.name not in needed)
+            return sorted(needed_first[: self.plan.nodes], key=self.links.index)
         lost = [link for link in self.links if link.is_lost]
         if not usable and not self.plan.cluster.scheduler.outlives_shell:
             raise ClusterrunError("the allocation has ended: none of its hosts answers")
@@ -388,7 +384,7 @@ class HostsHost(LocalHost):
         raise ClusterrunError(f"{few}: {', '.join(why)}")
 
     def _savers(self) -> list[str]:
-        """Return the hosts that have files of the newest checkpoint which this one lacks."""
+        """Return the hosts that have files of the newest checkpoint that this one lacks."""
         newest, _ = checkpoint_files.newest(self.paths.checkpoints_dir, contents=False)
         if newest is None or not newest.nodes:
             return []
@@ -396,7 +392,7 @@ class HostsHost(LocalHost):
         return [name for name, parts in newest.nodes.items() if {*parts} - {*here}]
 
     def _await(self, lost: Sequence[Link]) -> None:
-        """Try now and then to reach lost hosts, in the background."""
+        """Reach lost hosts in the background, one try at a time; say once that the run waits."""
         if self._opener is not None and self._opener.is_alive():
             return
         if not self._is_waiting:
@@ -414,17 +410,16 @@ class HostsHost(LocalHost):
         self._opener.start()
 
     def _address_for(self, link: Link) -> str:
-        """Return where a host reaches this machine: as it was reached over ssh, if it was.
-
-        Of a machine that only starts the run, the name may not be known: then all its addresses.
-        """
+        """Return where a host reaches this machine: as it was reached over ssh, if it was."""
         if link.name == self.here:
             return LOOPBACK
         if link.facts["client"] or self.here:
             return str(link.facts["client"] or parse_host(self.plan.hosts[0]).host)
+        # The others may not know the name of a machine that only starts the run.
         return ",".join((socket.gethostname(), *own_addresses()))
 
     def _environ_of(self, link: Link, rank: int, chosen: Sequence[Link]) -> dict[str, str]:
+        """Return the variables of a host's agent, which is `rank` among the chosen hosts."""
         environ: dict[str, Any] = {
             **self.sent["values"],
             **self.environ,
@@ -440,6 +435,7 @@ class HostsHost(LocalHost):
 
 
 def _machine(link: Link) -> tuple[str, str]:
+    """Return what identifies a host's machine, under whichever name it was reached."""
     return link.facts["boot_id"], link.facts["hostname"]
 
 
@@ -450,22 +446,23 @@ def _unseen(hosts: Sequence[str], paths: RunPaths) -> UsageError:
 
 def _on_all(links: Sequence[Link], deed: Callable[[Link], None]) -> None:
     """Do something on all hosts at once. Raises ClusterrunError."""
-    errors = crew.on_all(links, deed)
-    for error in errors.values():
-        _, *others = errors
+    if errors := crew.on_all(links, deed):
+        (_, error), *others = errors.items()
         if others:
-            error.message += f" (errors also on {', '.join(others)})"
+            error.message += f" (errors also on {', '.join(name for name, _ in others)})"
         raise error
 
 
 def links_of(plan: Plan, paths: RunPaths) -> tuple[list[Link], str]:
     """Return a link for each host, and the name of the one on which this process runs, or ""."""
     script = crew.script("clusterrun.backends.hosts.courier", plan, paths)
-    pairs = list(zip(node_names(plan.hosts), plan.hosts, strict=True))
-    is_given = not plan.cluster.scheduler.outlives_shell
-    here = next((name for name, host in pairs if not is_given or crew.is_this_machine(host)), "")
+    names = node_names(plan.hosts)
+    here = names[0]  # over ssh; in an allocation, this machine may be any host or none
+    if not plan.cluster.scheduler.outlives_shell:
+        own = (name for name, host in zip(names, plan.hosts, strict=True) if is_this_machine(host))
+        here = next(own, "")
     links = []
-    for rank, (name, host) in enumerate(pairs):
+    for rank, (name, host) in enumerate(zip(names, plan.hosts, strict=True)):
         is_here = name == here
         starter = "" if is_here or plan.starter == Starter.SSH.value else plan.starter
         link = Link(
@@ -483,7 +480,7 @@ def links_of(plan: Plan, paths: RunPaths) -> tuple[list[Link], str]:
 def conduct(
     paths: RunPaths, sent: Mapping[str, Any], pipe: Pipe, ready: Callable[[], None]
 ) -> None:
-    """Assemble the hosts, answer the submitter, then run the job."""
+    """Make the hosts ready, answer the submitter, call `ready`, and run the job."""
     signals = Signals()
     adopt_orphans()
     plan = Plan.from_json(sent["files"]["plan.json"])

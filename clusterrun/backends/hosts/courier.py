@@ -49,11 +49,11 @@ from clusterrun.shared.finding import Severity
 from clusterrun.shared.given import before_setup
 
 POLL_S = 0.1
-ASK_S = 0.25  # between two looks for what the home lacks
+ASK_S = 0.25  # between two times that a host asks what the home lacks
 SILENCE_S = float(LINK_S)  # after which the controller is considered lost
 # From SIGTERM to SIGKILL, after the time that ranks have to save: an agent also writes its logs.
 GRACE_S = 12.0
-DRAIN_S = 20.0
+DRAIN_S = 20.0  # for the home to get the files of a node that has ended
 CONNECT_S = 3.0
 STUCK_S = 15.0  # after SILENCE_S, for a main thread that a dead connection may block
 SEEN_S: Final = 1.0  # for a file server to show a new file
@@ -90,7 +90,7 @@ class Courier:
         self._heard = time.monotonic()
 
     def run(self) -> None:
-        """Serve until the controller is gone or says goodbye."""
+        """Serve until the controller is gone or sends `bye`."""
         threading.Thread(target=self._receive, daemon=True).start()
         threading.Thread(target=self._watch, daemon=True).start()
         try:
@@ -100,7 +100,7 @@ class Courier:
                     if message is None:
                         break
                     getattr(self, f"_on_{message['kind']}")(message)
-                self._look()
+                self._check_node()
         except (OSError, ValueError, ClusterrunError) as error:
             say_on_stderr(f"{os.uname().nodename}: {error}")
             self._pipe.refuse(judge.unwritten(self._name, error))
@@ -147,11 +147,12 @@ class Courier:
         self._pipe.send("answer", facts={**gather(message), "port": port})
 
     def _on_lock(self, message: Message) -> None:
-        """Lock this host for the job, and as many of the given GPUs as it needs."""
+        """Lock this host for the job, and as many of the given GPUs as the job needs."""
         held: list[str] = []
         busy: dict[str, str] = {}
-        twice = take(f"job {message['job']}")
-        for gpu in message["gpus"] if not twice else ():
+        twice = take(f"job {message['job']}")  # "", or another host of the job is this machine
+        candidates = [] if twice else message["gpus"]
+        for gpu in candidates:
             if len(held) == message["count"]:
                 break
             if holder := take(f"gpu {gpu}"):
@@ -176,6 +177,7 @@ class Courier:
         self._pipe.send("answer", needs_project=self._is_apart and not self._paths.project.is_dir())
 
     def _on_project(self, message: Message) -> None:
+        """Keep a part of the packed project; an empty part is the end, so unpack it."""
         self._packed = self._packed or tempfile.TemporaryFile()  # noqa: SIM115
         self._packed.write(message["data"])
         if not message["data"]:
@@ -184,6 +186,7 @@ class Courier:
             self._pipe.send("answer")
 
     def _on_start(self, message: Message) -> None:
+        """Start the node of an attempt; a host with a directory of its own gets the files first."""
         paths, own = self._paths, message["environ"]
         self._made = None
         if self._is_apart:
@@ -207,12 +210,13 @@ class Courier:
         kill_descendants()
 
     def _on_wants(self, message: Message) -> None:
-        self._ask_at, is_whole = time.monotonic() + ASK_S, True
+        """Send a batch of what the home lacks; if there is nothing, the home has all."""
+        self._ask_at, has_all = time.monotonic() + ASK_S, True
         root, sizes, times = self._paths.root, message["grows"], message["others"]
         for path, at, data in mirror.news(root, sizes, times, self._shifts):
             self._pipe.send("file", data, path=path, at=at)
-            is_whole = False
-        if is_whole:
+            has_all = False
+        if has_all:
             self._drain_by = 0.0
 
     def _on_bye(self, message: Message) -> None:
@@ -220,7 +224,8 @@ class Courier:
 
     # The node
 
-    def _look(self) -> None:
+    def _check_node(self) -> None:
+        """Ask what the home lacks, kill a node that is late to end, report one that has ended."""
         now = time.monotonic()
         if self._is_apart and now > self._ask_at:
             self._ask_at = now + mirror.RETRY_S  # the home does not answer while its disk is full
@@ -244,7 +249,7 @@ class Courier:
         kill_descendants()
         if self._made is not None:
             remove_run(self._made)
-        if self._is_first and os.getppid() != self._parent:
+        if self._is_first and os.getppid() != self._parent:  # the controller was killed
             amend_controller(self._paths, is_gone=True)
 
 
@@ -252,7 +257,7 @@ class Courier:
 
 
 def gather(ask: Mapping[str, Any]) -> dict[str, Any]:
-    """Return this host's facts; JSON can hold them. A stuck file system or driver is in `late`.
+    """Return this host's facts, for JSON; `late` names those that did not come in time.
 
     `ask` has `home` and `nonce`; `own_dir`: where this host would write without the home; `paths`:
     what must exist if it sees the home; `device`: "cuda" if GPUs are needed.
@@ -268,7 +273,7 @@ def gather(ask: Mapping[str, Any]) -> dict[str, Any]:
         "gpus": _gpus if ask["device"] == "cuda" else dict,
     }
     found = side_by_side(parts, DEADLINE_S)
-    connection = [*os.environ.get("SSH_CONNECTION", "").split(), "", "", ""]
+    connection = [*os.environ.get("SSH_CONNECTION", "").split(), "", "", ""]  # client, port, server
     return {
         **{"sees_home": sees_home, "missing": [], "versions": {}, "checks": [], "gpus": {}},
         **found,
@@ -308,7 +313,7 @@ def _checks(run_dir: Path) -> list[dict[str, str]]:
 
 
 def _gpus() -> dict[str, Any]:
-    """Return the GPUs that this host may use; `unknown` tells why they cannot be looked at."""
+    """Return the GPUs that this host may use; `unknown` says why NVML cannot list them."""
     answer = GpuAnswer(device_names(os.environ), LONG_S).any
     if answer.absent and (answer.absent != NO_DRIVER or _AMD.exists()):
         return {"unknown": answer.absent}
@@ -320,7 +325,7 @@ def _gpus() -> dict[str, Any]:
 
 
 def _use(gpu: NvmlGpu) -> str:
-    """Return that a GPU is used, and by whom; "" if it is free."""
+    """Return "used by" and who uses a GPU; "" if it is free."""
     user = holder_of(f"gpu {gpu.uuid or gpu.name}") or ", ".join(map(described, gpu.pids or ()))
     return f"used by {user}" if user else ""
 
@@ -333,8 +338,8 @@ _held: list[socket.socket] = []
 def take(name: str) -> str:
     """Take a lock until this process ends; return its holder, "" if it was free. Raises OSError.
 
-    `gpu UUID` is the lock of a GPU, `gpu INDEX` if its UUID is unknown; `job ID` that of a job, of
-    which a machine holds one.
+    `gpu UUID` is the lock of a GPU, `gpu INDEX` if its UUID is unknown; `job ID` is the lock of a
+    job, which a machine that is listed twice can't take twice.
     """
     own, until = socket.socket(socket.AF_UNIX), time.monotonic() + WAIT_S
     while True:
@@ -354,7 +359,7 @@ def take(name: str) -> str:
 
 
 def holder_of(name: str) -> str:
-    """Return the holder of a lock, by the kernel's word; "" if it is free."""
+    """Return which process holds a lock, as the kernel reports it; "" if the lock is free."""
     with socket.socket(socket.AF_UNIX) as peer:
         peer.setblocking(False)
         try:

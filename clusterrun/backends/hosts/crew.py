@@ -88,8 +88,9 @@ class Pipe:
     def send(self, kind: str, /, data: bytes = b"", **fields: Any) -> None:
         """Send a message. Raises OSError and ValueError if the other end is gone."""
         header = {**fields, "kind": kind, "size": len(data)}
+        body = data + b"\n" if data else b""
         with self._lock:
-            self._writer.write(json.dumps(header).encode() + b"\n" + data + b"\n" * bool(data))
+            self._writer.write(json.dumps(header).encode() + b"\n" + body)
             self._writer.flush()
 
     def refuse(self, error: ClusterrunError) -> None:
@@ -99,12 +100,14 @@ class Pipe:
             self.send("answer", refused={**refused, "exit": int(error.exit_code)})
 
     def receive(self) -> Message | None:
-        """Return the next message; None at the end, and for anything but a whole message."""
+        """Return the next message; None at the end of the stream, and for any other input."""
         try:
             message: Message = json.loads(self._reader.readline(HEADER_BYTES))
-            size, is_plain = message["size"], isinstance(message["kind"], str)
-            data = self._reader.read(size + 1)[:-1] if 0 < size <= files.MOST_BYTES else b""
-            return {**message, "data": data} if len(data) == size and is_plain else None
+            size, has_kind = message["size"], isinstance(message["kind"], str)
+            data = b""
+            if 0 < size <= files.MOST_BYTES:
+                data = self._reader.read(size + 1)[:-1]  # without the line end after it
+            return {**message, "data": data} if len(data) == size and has_kind else None
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
 
@@ -116,10 +119,7 @@ class Pipe:
 
 
 def take_streams() -> Pipe:
-    """Return the pipe of stdin and stdout, which nothing that runs here can disturb.
-
-    From now on, stdin is empty and stdout goes where stderr goes.
-    """
+    """Return the pipe of stdin and stdout; make stdin empty, and stdout the same as stderr."""
     reader, writer = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
@@ -139,7 +139,7 @@ class _Refused:
 
     @property
     def error(self) -> ClusterrunError:
-        """The error again."""
+        """The error that the process met, as this process raises it."""
         is_silent = self.exit is Exit.UNREACHABLE
         kind = SchedulerUnreachableError if is_silent else SubmissionError
         error = kind(self.message, hint=self.hints, cause=self.cause)
@@ -206,7 +206,7 @@ class Link:
         self._speaker = threading.Thread(target=self._pass_on, args=(process,), daemon=True)
         self._speaker.start()
         threading.Thread(target=self._receive, args=(process,), daemon=True).start()
-        with contextlib.suppress(OSError):  # that there is no answer tells it
+        with contextlib.suppress(OSError):  # if it is gone, there will be no answer
             process.stdin.write(self.script)
 
     def meet(self, **wanted: Any) -> None:
@@ -253,7 +253,7 @@ class Link:
         return answer
 
     def explained(self) -> ClusterrunError:
-        """Return why the process does not answer; it ends."""
+        """End the process; return the error that says why it does not answer."""
         code = self.close(openssh.LAST_WORDS_S)
         self._speaker.join(openssh.LAST_WORDS_S)
         said = "\n".join(self._lines)
@@ -297,6 +297,7 @@ class Link:
             self.receiver.take(message["path"], int(message["at"]), message["data"])
 
     def _receive(self, process: subprocess.Popen[bytes]) -> None:
+        """Take all messages; then the host is lost, and with it a node that still ran."""
         pipe = self.pipe
         assert process.stdout
         # A login script may print lines of its own before the output of the module.
@@ -315,6 +316,7 @@ class Link:
             self._answers.put(None)
 
     def _pass_on(self, process: subprocess.Popen[bytes]) -> None:
+        """Keep the last lines of stderr; print each line once the courier has answered."""
         assert process.stderr
         for line in process.stderr:
             text = line.decode(errors="replace")
@@ -331,7 +333,7 @@ class Link:
 
 
 def on_all(links: Sequence[Link], deed: Callable[[Link], object]) -> dict[str, ClusterrunError]:
-    """Do something with all hosts at once; return the errors by host."""
+    """Call `deed` for all hosts at once; return the errors by host."""
     errors = {}
     with ThreadPoolExecutor(min(AT_ONCE, max(1, len(links)))) as pool:
         done = {link.name: pool.submit(deed, link) for link in links}
@@ -344,7 +346,7 @@ def on_all(links: Sequence[Link], deed: Callable[[Link], object]) -> dict[str, C
 
 
 def end_all(links: Sequence[Link]) -> None:
-    """Let all couriers end at once."""
+    """End all couriers at once, within BYE_S; a slower one is killed."""
     for link in links:
         link.send("bye")
     until = time.monotonic() + BYE_S
@@ -386,7 +388,7 @@ def host_command(plan: Plan, rank: int, *, is_here: bool) -> list[str]:
 
 
 def _srun(name: str) -> list[str]:
-    """Return srun's command: a step with all that the allocation has on a node, beside others."""
+    """Return srun's command for a step with all that the job has on a node, beside other steps."""
     listed = os.environ.get("SLURM_JOB_NODELIST")
     nodes = parse_hostlist(listed) if listed else []
     counts = cpus_of_nodes(os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
@@ -398,15 +400,16 @@ def _srun(name: str) -> list[str]:
 
 
 def _flux_rank(name: str) -> int:
+    """Return a host's rank in the Flux instance of this allocation. Raises SubmissionError."""
     ranks = parse_hostlist(shell.run(FLUX_HOSTS).stdout.strip())
     if name not in ranks:
         known = ", ".join(dict.fromkeys(ranks))
-        raise SubmissionError(f"{name} is not in this Flux instance", hint=f"it has {known}")
+        raise SubmissionError(f"{name} is not in this Flux instance", hint=f"its hosts are {known}")
     return ranks.index(name)
 
 
 def is_this_machine(host: str) -> bool:
-    """Return whether a host is this machine, for this user: its name has an address of ours."""
+    """Return whether a host is this machine, for this user: its address can be listened on here."""
     spec = parse_host(host)
     if spec.user or spec.port:
         return False

@@ -42,41 +42,38 @@ def ask(found: Sequence[JobRecord]) -> list[JobStatus]:
     Record here which jobs have continued them. A host that this user has not used for the run is
     not asked.
     """
-    answers: dict[str, JobStatus] = {}
-    hosts: dict[tuple[str, str], list[tuple[str, JobRecord]]] = defaultdict(list)
+    known: dict[str, JobStatus] = {}
+    groups: dict[tuple[str, str], list[JobRecord]] = defaultdict(list)  # by host and interpreter
     for record in found:
         try:
             own = adopted(record)
         except NotAdoptedError as error:
-            answers[record.run_dir] = _unknown(record, error, reason=error.message)
+            known[record.run_dir] = _unknown(record, error, reason=error.message)
         else:
             assert own.home
-            hosts[own.home.host, own.home.python].append((own.home.run_dir, own))
+            groups[own.home.host, own.home.python].append(own)
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        for statuses_there in pool.map(lambda item: _ask_for(*item), hosts.items()):
-            answers |= {status.record.run_dir: status for status in statuses_there}
-    return [answers[record.run_dir] for record in found]
+        for of_host in pool.map(_statuses_from, groups, groups.values()):
+            known |= {status.record.run_dir: status for status in of_host}
+    return [known[record.run_dir] for record in found]
 
 
 def _unknown(record: JobRecord, error: ClusterrunError | None = None, **why: Any) -> JobStatus:
     return JobStatus(record=record, state=JobState.UNKNOWN, error=error, **why)
 
 
-def _ask_for(place: tuple[str, str], group: Sequence[tuple[str, JobRecord]]) -> list[JobStatus]:
-    """Return the status of runs of one host, by their directories there."""
+def _statuses_from(place: tuple[str, str], group: Sequence[JobRecord]) -> list[JobStatus]:
+    """Return the status of runs of one host; if it does not answer, UNKNOWN for each."""
     host, python = place
     try:
-        answers = _answer(host, python, [at for at, _ in group])
+        answers = _ask_host(host, python, [each.home.run_dir for each in group if each.home])
     except ClusterrunError as error:
-        return [_unknown(record, error) for _, record in group]
-    return [_here(record, host, there) for (_, record), there in zip(group, answers, strict=True)]
+        return [_unknown(record, error) for record in group]
+    return [_with_answer(own, answer, host) for own, answer in zip(group, answers, strict=True)]
 
 
-def _here(record: JobRecord, host: str, answer: Any) -> JobStatus:
-    """Return a status with the run's record here, brought up to date.
-
-    The host decides only how its run is, and which jobs continue it.
-    """
+def _with_answer(record: JobRecord, answer: Any, host: str) -> JobStatus:
+    """Return a host's answer with the record here; the host decides the status and newer jobs."""
     if answer is None:
         return _unknown(record, notes=(f"its run directory is gone from {host}",))
     with contextlib.suppress(ValueError):
@@ -91,20 +88,17 @@ def _here(record: JobRecord, host: str, answer: Any) -> JobStatus:
 
 
 def remember(record: JobRecord) -> None:
-    """Record here which jobs continue a run, so that their ids name it and are not used again.
-
-    An id that names another run here keeps that meaning.
-    """
+    """Record the jobs that continue a run: their ids name it, unless they name another run here."""
     remember_number(record.job_id.number)
-    with contextlib.suppress(OSError, ClusterrunError):  # not writable: it keeps its other names
+    with contextlib.suppress(OSError, ClusterrunError):  # not writable: it keeps its other ids
         records.update(record.paths, lambda _: record)
         for job_id in record.job_ids:
             if not record.paths.runs_dir.job_link(job_id).exists():
                 records.link_job(record.paths, job_id)
 
 
-def _answer(host: str, python: str, run_dirs: Sequence[str]) -> list[Any]:
-    """Ask one host. Raises SchedulerUnreachableError, ClusterrunError."""
+def _ask_host(host: str, python: str, run_dirs: Sequence[str]) -> list[Any]:
+    """Return what a host answers for each run. Raises ClusterrunError."""
     argv = ssh(host, module(python, __name__))
     done = shell.run_once(argv, ANSWER_S, input=json.dumps(run_dirs), most=ANSWER_BYTES)
     if done.rc in (shell.TIMED_OUT, SSH_FAILED):
@@ -118,7 +112,7 @@ def _answer(host: str, python: str, run_dirs: Sequence[str]) -> list[Any]:
         raise ClusterrunError(
             f"clusterrun does not run on {host}, or has a different version",
             cause=(done.stderr.strip().splitlines() or [str(error)])[-1],
-            hint=f"its Python is {python}",
+            hint=f"the job's Python there is {python}",
         ) from error
     return found
 

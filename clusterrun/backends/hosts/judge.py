@@ -23,10 +23,7 @@ Facts = Mapping[str, Any]
 
 
 def judged(plan: Plan, facts: Mapping[str, Facts]) -> list[Finding]:
-    """Return why the run can't start; alike reasons of several hosts are one.
-
-    `facts` are by name, the first host first.
-    """
+    """Return why the run can't start, each reason once; `facts` has the first host first."""
     first = next(iter(facts))
     hosts: dict[Finding, list[str]] = defaultdict(list)
     for host, each in facts.items():
@@ -38,20 +35,20 @@ def judged(plan: Plan, facts: Mapping[str, Facts]) -> list[Finding]:
 
 
 def error_of(found: Iterable[Finding]) -> SubmissionError:
-    """Return the error for failures: the first is the message, the others are hints."""
+    """Return the error for findings: the first is the message, the others are hints."""
     first, *others = found
     hints = (first.fix, *(f"also {each.summary}" for each in others))
     return SubmissionError(first.summary, hint=hints)
 
 
 def unwritten(host: str, error: Exception) -> SubmissionError:
-    """Return the error for a host on which the run can't be written."""
+    """Return the error for a host that cannot write the run directory or its files."""
     return SubmissionError(f"{host}: cannot write the run", cause=describe(error), hint=ELSEWHERE)
 
 
 def busy(host: str, gpu: str, holder: str) -> Finding:
     """Explain a GPU's lock that a host could not take."""
-    fix = "wait until that run ends, or choose other hosts (--hosts)"
+    fix = "wait until that process has ended, or choose other hosts (--hosts)"
     return replace(fail("host.busy", f"GPU {gpu} is held by {holder}", fix), nodes=(host,))
 
 
@@ -76,7 +73,8 @@ def gpus_to_lock(plan: Plan, facts: Facts) -> list[str]:
 
 def _files(facts: Facts) -> Iterator[Finding]:
     """Yield what the host lacks: packages, paths and room."""
-    for name in NEEDED if "versions" not in facts["late"] else ():
+    needed = NEEDED if "versions" not in facts["late"] else ()
+    for name in needed:
         if not facts["versions"].get(name):
             hint = f"install it on the host: {facts['executable']} -m pip install {name}"
             yield fail("host.packages", missing_text(facts["executable"], [name]), hint)
@@ -84,20 +82,22 @@ def _files(facts: Facts) -> Iterator[Finding]:
         hint = "copy it to the host, or submit from a directory that all hosts share"
         yield fail("host.files", f"{path} does not exist", hint)
     for check in facts["checks"]:
-        is_own = not facts["sees_home"] and check["id"].startswith("path.")
+        is_own = not facts["sees_home"] and check["id"].startswith("path.")  # of hosts_dir
         yield fail("host.disk", check["text"], ELSEWHERE if is_own else check["hint"])
     if {"missing", "checks"}.intersection(facts["late"]):
-        yield fail("host.files", "a file system does not answer", "run df on the host to find it")
+        yield fail("host.files", "a file system does not answer", "run df on the host to see which")
 
 
 def _clock(ahead_s: float, first: str) -> Iterator[Finding]:
+    """Yield a failure if the host's clock is far from that of the first host."""
     if abs(ahead_s) > CLOCK_S:
         text = f"its clock is {abs(ahead_s):.0f} s {'ahead of' if ahead_s > 0 else 'behind'}"
-        fix = "set it on the host with chronyc makestep or timedatectl"
+        fix = "set the clock of the host with chronyc makestep or timedatectl"
         yield fail("host.clock", f"{text} that of {first}", fix)
 
 
 def _gpus(plan: Plan, facts: Facts) -> Iterator[Finding]:
+    """Yield a failure if too few GPUs are free; those that NVML cannot list are not judged."""
     if plan.device is not Device.CUDA:
         return
     found, needed = facts["gpus"], gpus_needed(plan)
@@ -119,7 +119,7 @@ def gpus_needed(plan: Plan) -> int:
 
 
 def _mixed(facts: Mapping[str, Facts]) -> Iterator[tuple[Finding, list[str]]]:
-    """Yield what differs between hosts; those that lack a package are left out."""
+    """Yield what differs between the hosts that have all packages, with the names of those."""
     has_all = [host for host in facts if all(map(facts[host]["versions"].get, NEEDED))]
     known = {
         host: {f"versions.{name}": facts[host]["versions"][name] for name in ("python", *NEEDED)}

@@ -32,16 +32,16 @@ Files = dict[str, int]  # by path relative to the run directory
 
 @lru_cache(maxsize=8192)
 def _grows(node: str, attempt: int) -> dict[str, bool]:
-    """Return what a node writes, and whether it only grows; what points into a log is before it."""
+    """Return a node's files, True for one that grows; what points into a log comes before it."""
     logs = (_RUN.log_errors, _RUN.log, _RUN.nccl_log, _RUN.rank_errors)
-    grows = [*(of(attempt, node) for of in logs), _RUN.usage(node), _RUN.events(node)]
-    whole = [*(of(attempt, node) for of in (_RUN.flight_dumps, _RUN.live_dumps))]
-    return {str(path): path in grows for path in (*grows, *whole, _RUN.status(attempt))}
+    growing = [*(of(attempt, node) for of in logs), _RUN.usage(node), _RUN.events(node)]
+    whole = (_RUN.flight_dumps(attempt, node), _RUN.live_dumps(attempt, node), _RUN.status(attempt))
+    return {str(path): path in growing for path in (*growing, *whole)}
 
 
 @dataclass(kw_only=True)
 class Receiver:
-    """Write what a host sends for its node; report once that the disk is full."""
+    """Writes what a host sends for its node; reports once that the disk is full."""
 
     root: Path
     node: str
@@ -55,13 +55,13 @@ class Receiver:
         known = self._known()
         grows = {name: files.size_of(self.root / name) for name in known if known[name]}
         whole = [name for name in known if not known[name]]
-        times = {name: self._received.get(name) or _changed(self.root / name) for name in whole}
+        times = {name: self._received.get(name) or _changed_ns(self.root / name) for name in whole}
         return {"grows": grows, "others": times}
 
     def take(self, name: str, at: int, data: bytes) -> None:
-        """Write a part of a file. Raises ClusterrunError for one that is not the host's own."""
+        """Write a part from place `at`, or a whole file of time `at`. Raises ClusterrunError."""
         known, path = self._known(), self.root / name
-        if name not in known:
+        if name not in known:  # a host may write only its own files
             raise ClusterrunError(f"a host sent {name!r}, which is not its own")
         if time.monotonic() < self._retry_at:
             return  # nothing may point into a log that is behind
@@ -84,33 +84,34 @@ class Receiver:
         return {path: grows for n in attempts for path, grows in _grows(self.node, n).items()}
 
 
-def _changed(path: Path) -> int:
+def _changed_ns(path: Path) -> int:
     with contextlib.suppress(OSError):
         return path.stat().st_mtime_ns
     return 0
 
 
 def _append(path: Path, at: int, data: bytes) -> None:
-    """Append what is new in a part that begins at a place; nothing if something is missing."""
+    """Append what the file lacks of the part at `at`; nothing if bytes before it are missing."""
     with open(os.open(path, _APPEND, files.PRIVATE), "ab", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         rest = memoryview(data)[size - at :] if at <= size else memoryview(b"")
-        while rest:
+        while rest:  # on a full disk, a write may take only a part
             rest = rest[file.write(rest) :]
 
 
 def news(
     root: Path, grows: Files, others: Files, shifts: dict[str, int]
 ) -> Iterator[tuple[str, int, bytes]]:
-    """Yield path, place and bytes of what the home lacks, up to a batch; a log is last.
+    """Yield path, place (or time of change) and bytes of what the home lacks, up to a batch.
 
     `grows` has the sizes at home, `others` the times of change. `shifts` remembers how much longer
-    a file is there: a crash of a host takes the end of its files, and usage begins anew at times.
+    a file is at home: a crash of the host takes the end of its files, and usage begins anew at
+    times.
     """
-    # What points into a log is looked at before it and sent after it.
+    # What points into a log is measured before the log and sent after it.
     sizes = {path: files.size_of(root / path) for path in grows}
     for path, known in others.items():
-        changed = _changed(root / path)
+        changed = _changed_ns(root / path)
         if changed != known:
             with contextlib.suppress(OSError):
                 yield path, changed, files.read_whole(root / path)

@@ -34,10 +34,7 @@ OPTIONS = (
 
 
 def ssh(host: str, argv: Sequence[str], *, terminal: bool = False) -> list[str]:
-    """Return the command that runs `argv` on a host; each word arrives as it is.
-
-    An own `bash -c` makes this independent of the login shell there.
-    """
+    """Return the command that runs these words on a host, whatever the login shell there is."""
     line = " ".join(map(shlex.quote, argv))
     return [
         "ssh",
@@ -61,7 +58,7 @@ def silent(host: str, said: str) -> SchedulerUnreachableError:
     return SchedulerUnreachableError(
         f"{host} does not answer",
         cause=lines[-1] if lines else None,
-        hint=f"its jobs are not affected; check it with: ssh {host} true",
+        hint=f"jobs on {host} are not affected; check the connection with: ssh {host} true",
     )
 
 
@@ -74,22 +71,23 @@ def run(host: str, words: Sequence[str], *, is_terminal: bool) -> int:
     sys.stdout.flush()
     with open(os.memfd_create("log"), "r+b", buffering=0) as log:  # a killed process leaves no file
         argv = ssh(host, words, terminal=is_terminal)
-        place = f"/proc/{os.getpid()}/fd/{log.fileno()}"
-        argv[1:1] = ["-E", place, "-oLogLevel=ERROR"]  # its own messages, not the command's
-        given = None if is_terminal else subprocess.PIPE
+        log_path = f"/proc/{os.getpid()}/fd/{log.fileno()}"
+        argv[1:1] = ["-E", log_path, "-oLogLevel=ERROR"]  # ssh's messages, not the command's
+        stdin = None if is_terminal else subprocess.PIPE
         try:
-            process = subprocess.Popen(argv, stdin=given, start_new_session=not is_terminal)
+            process = subprocess.Popen(argv, stdin=stdin, start_new_session=not is_terminal)
         except OSError as error:
             raise ClusterrunError("ssh cannot be started", cause=str(error)) from error
-        status = _status(process, is_terminal)
+        status = _wait(process, is_terminal)
         log.seek(0)
         said = log.read().decode("utf-8", "replace").strip()
     if status == SSH_FAILED and said:
         raise silent(host, said)
-    return status if status >= 0 else 128 - status
+    return status if status >= 0 else 128 - status  # a signal ended ssh
 
 
-def _status(process: subprocess.Popen[bytes], is_terminal: bool) -> int:
+def _wait(process: subprocess.Popen[bytes], is_terminal: bool) -> int:
+    """Return ssh's exit status; after Ctrl-C, let the command there end first."""
     try:
         return process.wait()
     except KeyboardInterrupt:
@@ -97,7 +95,7 @@ def _status(process: subprocess.Popen[bytes], is_terminal: bool) -> int:
             process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(LAST_WORDS_S)
-        if is_terminal:  # it had not connected yet: afterwards the terminal is raw
+        if is_terminal:  # ssh had not connected: once it has, it passes Ctrl-C on
             raise
         return Exit.INTERRUPTED
     finally:
@@ -144,21 +142,22 @@ HINTS: Final[dict[Refusal, str]] = {
     ),
     Refusal.UNKNOWN_KEY: "run 'ssh HOST' once, and compare the fingerprint before you accept it",
     Refusal.KEY_FILE: "run chmod 600 on the file that ssh names",
-    Refusal.TOO_MANY_KEYS: "name its key in ~/.ssh/config: IdentityFile, IdentitiesOnly yes",
+    Refusal.TOO_MANY_KEYS: "name HOST's key in ~/.ssh/config: IdentityFile, IdentitiesOnly yes",
     Refusal.DENIED: (
         "copy your key with ssh-copy-id HOST; if it has a passphrase, load it with "
         "ssh-add: clusterrun never asks for one"
     ),
     Refusal.UNKNOWN_HOST: "check the name with: ssh HOST; define aliases in ~/.ssh/config",
     Refusal.REFUSED: "check that sshd runs on HOST; for another port, write USER@HOST:PORT",
-    Refusal.SILENT: "check that it is up and that no firewall blocks ssh: ssh HOST",
+    Refusal.SILENT: "check that HOST is up and that no firewall blocks ssh: ssh HOST",
     Refusal.NO_PYTHON: "name an interpreter that exists on all hosts with --python",
     Refusal.NO_CLUSTERRUN: "install clusterrun on HOST, or name another interpreter with --python",
     Refusal.SETUP: "run the setup lines by hand: ssh HOST",
     Refusal.ENDED: "look for exit and exec in ~/.bashrc on HOST; try: ssh HOST bash -c true",
     Refusal.OTHER: "look for the reason with: ssh -v HOST",
 }
-_OURS: Final = (Refusal.NO_PYTHON, Refusal.NO_CLUSTERRUN, Refusal.SETUP, Refusal.ENDED)
+# These come from what runs on the host: ssh, or what was used instead, has reached it.
+_OF_REACHED: Final = (Refusal.NO_PYTHON, Refusal.NO_CLUSTERRUN, Refusal.SETUP, Refusal.ENDED)
 
 
 def nonsense(host: str) -> SubmissionError:
@@ -168,22 +167,23 @@ def nonsense(host: str) -> SubmissionError:
 
 
 def why(host: str, rc: int, stderr: str, *, first: str = "", starter: str = "") -> ClusterrunError:
-    """Explain the exit status and messages of ssh.
+    """Return the error for a process that did not start on a host, from what started it.
 
-    `first` is the host that reaches this one, "" if it is this machine; `starter` is an
-    allocation's own program that was to start a process there instead.
+    `first` is the host that runs ssh, "" for this machine; `starter` is the allocation's own
+    program that was run instead of ssh, "" for ssh.
     """
     refusal = refusal_of(rc, stderr)
+    is_reached = refusal in _OF_REACHED
     message, hint = f"{host}: {refusal.value}", HINTS[refusal].replace("HOST", host or "HOST")
-    if refusal not in _OURS and starter:
-        refusal, message = Refusal.OTHER, f"{starter} did not start a process on {host}"
+    if starter and not is_reached:
+        message = f"{starter} did not start a process on {host}"
         hint = f"check that the allocation still has {host}, or pass --set starter=ssh"
-    elif refusal not in _OURS and first:
+    elif first and not is_reached:
         message, hint = f"{first} cannot log in to {message}", f"on {first}: {hint}"
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     said = lines[-1][:500] if lines else "no message"
     cause = "".join(letter if letter.isprintable() else " " for letter in said)
-    kind = SubmissionError if refusal in _OURS else SchedulerUnreachableError
+    kind = SubmissionError if is_reached else SchedulerUnreachableError
     return kind(message, hint=hint, cause=cause)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import os
 import shutil
 import stat
@@ -43,16 +42,22 @@ class Project:
 def find_project(root: Path, *, leave_out: Collection[Path] = ()) -> Project:
     """Return the project of a working directory: what git would commit, else all files.
 
+    Of files that git does not track, leave out those that may hold a secret or are no source.
     Raises ClusterrunError if it is too large or links to other places.
     """
-    skips = functools.cache(functools.partial(_is_no_source, leave_out=frozenset(leave_out)))
+    skips = functools.cache(lambda directory: _is_no_source(directory, leave_out))
     is_git = any(os.path.exists(place / ".git") for place in (root, *root.parents))
     notes: list[str] = []
-    tracked, others = _git_files(root, notes) if is_git else ([], _all_files(root, skips, notes))
-    others = [n for n in others if not any(map(skips, (root / n).parents[: n.count("/")]))]
-    secrets = _secrets(root, {*others} - {*tracked})
+    found = _git_files(root, notes) if is_git else _all_files(root, skips, notes)
+    tracked = {name for name, is_tracked in found.items() if is_tracked}
+    others = {
+        name
+        for name in found.keys() - tracked
+        if not any(map(skips, (root / name).parents[: name.count("/")]))  # those within the root
+    }
+    secrets = _secrets(root, others)
     notes += (f"{name} is not copied: it may hold a secret" for name in secrets)
-    sizes = dict(_sizes(root, sorted({*tracked, *others} - {*secrets})))
+    sizes = dict(_sizes(root, sorted((tracked | others).difference(secrets))))
     _check_size(sizes, is_git=is_git)
     return Project(root=root, names=tuple(sizes), notes=tuple(notes))
 
@@ -60,17 +65,18 @@ def find_project(root: Path, *, leave_out: Collection[Path] = ()) -> Project:
 def check_paths(project: Project, entry: Sequence[str]) -> list[str]:
     """Return notes on paths that the hosts must have. Raises UsageError for one they cannot have.
 
-    `entry` is the script, or -m and a module, and its arguments. Only paths that exist here are
-    judged.
+    `entry` is the script, or -m and a module, and its arguments. Paths that do not exist here are
+    not judged.
     """
     notes = []
     root = str(project.root)
     for what, path in [("the script", entry[0]), *inputs(entry[1:])]:
-        inside = os.path.relpath(os.path.join(root, path), root)
-        is_outside = inside.split("/")[0] == ".."
-        is_copied = inside == "." or any(f"{n}/".startswith(f"{inside}/") for n in project.names)
         if not os.path.exists(os.path.join(root, path)):
             continue
+        inside = os.path.relpath(os.path.join(root, path), root)
+        is_outside = inside.split("/")[0] == ".."
+        # A directory is copied if a file in it is.
+        is_copied = inside == "." or any(f"{n}/".startswith(f"{inside}/") for n in project.names)
         if os.path.isabs(path) and is_outside:
             notes.append(f"{what}: {path} is not copied; every host must have it")
         elif os.path.isabs(path):
@@ -82,8 +88,8 @@ def check_paths(project: Project, entry: Sequence[str]) -> list[str]:
     return notes
 
 
-def _git_files(root: Path, notes: list[str]) -> tuple[list[str], list[str]]:
-    """Return tracked files, and others that are not ignored; also those of repositories within."""
+def _git_files(root: Path, notes: list[str]) -> dict[str, bool]:
+    """Return tracked files (True), and others that are not ignored; also of repositories within."""
     argv = ["git", "-c", "core.fsmonitor=false", "ls-files", "-z", "-t", "--exclude-standard"]
     argv += ["--cached", "--others"]
     try:
@@ -93,29 +99,33 @@ def _git_files(root: Path, notes: list[str]) -> tuple[list[str], list[str]]:
         text = f"cannot list the files of {root}"
         raise ClusterrunError(text, cause=cause, hint=f"run git -C {root} ls-files") from error
     notes += (f"not everything is copied: {line}" for line in os.fsdecode(done.stderr).splitlines())
-    tracked: list[str] = []
-    others: list[str] = []
-    for kind, _, name in (os.fsdecode(row).partition(" ") for row in done.stdout.split(b"\0")[:-1]):
-        (others if kind == "?" else tracked).append(name)
-    for name in [*tracked, *others]:
+    found: dict[str, bool] = {}
+    for row in done.stdout.split(b"\0")[:-1]:
+        tag, _, name = os.fsdecode(row).partition(" ")
+        found[name] = tag != "?"
+    for name in [*found]:
         if os.path.exists(root / name / ".git"):
-            for found, more in zip((tracked, others), _git_files(root / name, notes), strict=True):
-                found += (os.path.join(name, inner) for inner in more)
-    return tracked, others
+            within = _git_files(root / name, notes)
+            found |= {os.path.join(name, inner): tracked for inner, tracked in within.items()}
+    return found
 
 
-def _all_files(root: Path, skips: Callable[[Path], bool], notes: list[str]) -> list[str]:
+def _all_files(root: Path, skips: Callable[[Path], bool], notes: list[str]) -> dict[str, bool]:
+    """Return all files and links, as not tracked; stop once there are too many to copy."""
+
     def failed(error: OSError) -> None:
         name = os.path.relpath(error.filename, root)
         notes.append(f"{name} is not copied: it can't be read ({error.strerror})")
 
-    def walk() -> Iterator[str]:
-        for place, directories, files in os.walk(root, onerror=failed):
-            links = [name for name in directories if os.path.islink(os.path.join(place, name))]
-            directories[:] = [name for name in directories if not skips(Path(place, name))]
-            yield from (os.path.relpath(os.path.join(place, n), root) for n in (*files, *links))
-
-    return list(itertools.islice(walk(), MOST_FILES + 1))
+    found: dict[str, bool] = {}
+    for place, directories, files in os.walk(root, onerror=failed):
+        links = [name for name in directories if os.path.islink(os.path.join(place, name))]
+        directories[:] = [name for name in directories if not skips(Path(place, name))]
+        for name in (*files, *links):
+            found[os.path.relpath(os.path.join(place, name), root)] = False
+            if len(found) > MOST_FILES:
+                return found
+    return found
 
 
 def _is_no_source(directory: Path, leave_out: Collection[Path]) -> bool:
@@ -135,6 +145,7 @@ def _secrets(root: Path, names: Collection[str]) -> list[str]:
 
 
 def _sizes(root: Path, names: Sequence[str]) -> Iterator[tuple[str, int]]:
+    """Yield names and sizes of files and links. Raises UsageError for a link that leads out."""
     for name in names:
         try:
             info = os.lstat(root / name)
@@ -147,16 +158,18 @@ def _sizes(root: Path, names: Sequence[str]) -> Iterator[tuple[str, int]]:
 
 
 def _check_link(root: Path, name: str) -> None:
+    """Raise UsageError for a link that means nothing, or something else, on another host."""
     target = os.readlink(root / name)
     real = Path(os.path.realpath(root / name))
     if os.path.isabs(target) or not real.is_relative_to(os.path.realpath(root)):
         raise UsageError(
             f"the project has a link that is broken on other hosts: {name} -> {target}",
-            hint="let git ignore it, and name the target itself in the script's arguments",
+            hint="let git ignore the link, and name its target in the script's arguments",
         )
 
 
 def _check_size(sizes: dict[str, int], *, is_git: bool) -> None:
+    """Raise UsageError if there are too many bytes or files to copy."""
     total = sum(sizes.values())
     if total <= MOST_BYTES and len(sizes) <= MOST_FILES:
         return
@@ -188,17 +201,14 @@ def pack(project: Project) -> BinaryIO:
                 raise ClusterrunError(
                     f"cannot copy {name}",
                     cause=error.strerror or str(error),
-                    hint="submit again if it is being written; otherwise check its permissions",
+                    hint="submit again if the file is being written, else check its permissions",
                 ) from error
     stream.seek(0)  # this writes the rest of a file
     return stream
 
 
 def unpack(stream: BinaryIO, target: Path) -> None:
-    """Unpack a project into a new private directory, whole or not at all.
-
-    Raises ClusterrunError.
-    """
+    """Unpack a project into a new private directory, or write nothing. Raises ClusterrunError."""
     made = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
         stream.seek(0)

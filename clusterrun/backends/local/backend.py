@@ -64,7 +64,7 @@ def boot_id() -> str:
 
 
 def identity(pid: int) -> str | None:
-    """Return a unique name of a process; None if it is gone or a zombie."""
+    """Return a name of a process that no later one gets; None if it is gone or a zombie."""
     fields = stat_fields(pid)  # the 20th is its start, in ticks since boot
     return f"{boot_id()}:{fields[19]}" if fields and fields[0] not in ("Z", "X") else None
 
@@ -76,10 +76,7 @@ class LocalBackend(Backend):
     runs_dir: RunsDir
 
     def submit(self, plan: Plan, paths: RunPaths) -> Submission:
-        """Start a controller under a new job id, and wait until it is detached.
-
-        A failure leaves neither.
-        """
+        """Start a detached controller under a new job id; a failure leaves neither."""
         try:
             job_id = take_job_id(self.runs_dir, paths)
             try:
@@ -101,7 +98,7 @@ class LocalBackend(Backend):
         return {job_id: self._job(job_id, paths) for job_id, paths in found.items() if paths}
 
     def cancel(self, job_ids: Sequence[str]) -> None:
-        """Ask the controllers to end their jobs; they take at most their grace time."""
+        """Ask the controllers to end their jobs, within the grace time."""
         for job_id in job_ids:
             self.signal(job_id, signal.SIGTERM)
 
@@ -133,9 +130,10 @@ class LocalBackend(Backend):
         if damaged and state is JobState.FAILED:
             state, reason = JobState.UNKNOWN, "its end.json is damaged"
         started = controller.started_at if controller else None
+        ended = end.ended_at if end else None
         if end is not None:
             state, reason = end.state, ""
-        until = time.time() if state is JobState.RUNNING else end and end.ended_at
+        until = time.time() if state is JobState.RUNNING else ended
         return SchedulerJob(
             job_id=job_id,
             source="files",
@@ -143,7 +141,7 @@ class LocalBackend(Backend):
             state=state,
             reason=reason,
             start=started,
-            end=end.ended_at if end else None,
+            end=ended,
             exit_code=end.exit_code if end else None,
             elapsed_s=int(until - started) if started and until else None,
         )
@@ -183,6 +181,7 @@ def backend(where: Where) -> LocalBackend:
 
 
 def _start_controller(plan: Plan, paths: RunPaths, job_id: JobId) -> Submission:
+    """Start the controller's process, and return once it is detached. Raises SubmissionError."""
     done = shell.run(
         [sys.executable, "-m", "clusterrun.backends.local.controller", str(paths.root), job_id],
         env=scrubbed(os.environ, keep=plan.pass_env),
@@ -223,10 +222,8 @@ def read_controller(paths: RunPaths) -> Controlling | None:
 def take_job_id(runs_dir: RunsDir, paths: RunPaths, *, prefix: str = "L", above: int = 0) -> JobId:
     """Take the next id by creating its link, which only one process can do.
 
-    Its number is larger than `above`.
-
-    The user's counter makes ids unique across projects. If it is lost or can't be written, ids are
-    unique only within the project.
+    Its number is larger than `above`. The user's counter makes ids unique across projects; if it
+    is lost or can't be written, ids are unique only within the project.
     """
     runs_dir.by_job.mkdir(mode=0o700, exist_ok=True)
     counter = _counter()
@@ -248,14 +245,15 @@ def take_job_id(runs_dir: RunsDir, paths: RunPaths, *, prefix: str = "L", above:
 
 
 def last_number(runs_dir: RunsDir) -> int:
-    """Return the number of the newest id that this machine has used."""
-    known, found = 0, list[JobId]()
+    """Return the number of the newest id used here: the counter's, or a later link's."""
+    counted = 0
     with contextlib.suppress(OSError, ValueError):
-        known = JobId(f"L{_counter().read_text(encoding='ascii').strip()}").number
+        counted = JobId(f"L{_counter().read_text(encoding='ascii').strip()}").number
+    linked: list[JobId] = []
     with contextlib.suppress(OSError):
-        found = [JobId.read(entry.name) for entry in os.scandir(runs_dir.by_job)]
-    numbers = (job_id.number for job_id in found if job_id.is_own)
-    return max((_believed(number, known) for number in numbers), default=known)
+        linked = [JobId.read(entry.name) for entry in os.scandir(runs_dir.by_job)]
+    numbers = (_believed(job_id.number, counted) for job_id in linked if job_id.is_own)
+    return max(numbers, default=counted)
 
 
 def remember_number(number: int) -> None:

@@ -60,18 +60,15 @@ def write_controller(paths: RunPaths) -> None:
 
 
 def amend_controller(paths: RunPaths, **fields: Any) -> None:
-    """Add to what is recorded of a controller, for readers on other machines.
-
-    `is_gone`: it was killed; `waits`: what it waits for.
-    """
+    """Record that a controller was killed (`is_gone`), or what it `waits` for."""
     if data := read_json(paths.controller):
         write_whole(paths.controller, json.dumps({**data, **fields}, indent=2) + "\n")
 
 
 def detach(work: Callable[[Callable[[], None]], None], output: Path) -> int:
-    """Run `work` in a process without a terminal; return 0 once it is ready.
+    """Run `work` in a child without a terminal; the parent returns 0 once it is ready.
 
-    Append its output to a file. If it fails before, print its error to stderr and return 1.
+    The child prints to `output`. If it fails first, print its error to stderr and return 1.
     """
     reader, writer = os.pipe()
     if os.fork():
@@ -111,10 +108,7 @@ def _send(writer: int, message: bytes) -> None:
 
 @dataclass(kw_only=True)
 class LocalStep:
-    """The nodes of one attempt or more; they end together, as in a step of Slurm.
-
-    Ranks that handle SIGTERM themselves have `lead_s`.
-    """
+    """The nodes of one attempt or more, which end together; `lead_s` is for ranks to save."""
 
     paths: RunPaths
     running: dict[int, subprocess.Popen[bytes]]

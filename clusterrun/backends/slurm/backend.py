@@ -53,7 +53,7 @@ class SlurmBackend:
         if shell.find("srun") is None:
             text = "this is not a Slurm cluster: srun was not found"
             raise SubmissionError(text, hint="run here with --cluster local")
-        return self._once(plan, paths)
+        return self._sbatch(plan, paths)
 
     def submit_again(
         self,
@@ -65,41 +65,38 @@ class SlurmBackend:
         chained: bool = False,
         waits: bool = False,
     ) -> Submission:
-        """Pass the script of a run that has its directory to sbatch again.
-
-        A node that submits for a lost one may have only sbatch, not srun.
-        """
+        """Pass a run's script to sbatch again; a node that does so for a lost one may lack srun."""
         planned = {line.name for line in plan.directives}
         options = [f"--exclude={exclude}"] if exclude else []
         if after:
             options.append(f"--dependency=afterany:{after}")
-        if not waits:
+        if not waits:  # undo the script's start conditions
             options += ["--dependency="] if "dependency" in planned and not after else []
             options += ["--begin=now"] if "begin" in planned else []
-        words = [CHAINED] if chained else []
-        new = self._once(plan, record.paths, options, words, known=record.job_ids)
+        arguments = [CHAINED] if chained else []
+        new = self._sbatch(plan, record.paths, options, arguments, known=record.job_ids)
         if "hold" in planned and not waits:  # no option of sbatch undoes --hold
-            at = SlurmBackend(slurm_cluster=new.slurm_cluster or self.slurm_cluster)
+            cluster = SlurmBackend(slurm_cluster=new.slurm_cluster or self.slurm_cluster)
             try:
                 with contextlib.suppress(ClusterrunError):  # `status` says how to release it
-                    at.scontrol("release", new.job_id)
+                    cluster.scontrol("release", new.job_id)
             except KeyboardInterrupt:
-                at._withdraw(record.paths, record.job_ids)
+                cluster._withdraw(record.paths, record.job_ids)
                 raise
         return new
 
-    def _once(
+    def _sbatch(
         self,
         plan: Plan,
         paths: RunPaths,
         options: Sequence[str] = (),
-        words: Sequence[str] = (),
+        arguments: Sequence[str] = (),
         known: Collection[str] = (),
     ) -> Submission:
-        """Submit once; cancel the job if the submission is interrupted.
+        """Run sbatch, once; cancel the job if the submission is interrupted.
 
-        `options` are additional options of sbatch, `words` additional arguments of the script,
-        which does not name the run directory.
+        `options` are sbatch's, besides the script's; `arguments` are the script's, which does not
+        name the run directory. `known` are the jobs that the run had before.
         Raises PerhapsSubmittedError if it is unknown whether the job is in the queue, and
         UsageError for a directory that sbatch can't name.
         """
@@ -113,17 +110,17 @@ class SlurmBackend:
         output = str(paths.batch_output).replace("%", "%%")
         argv = [
             *("sbatch", "--parsable", f"--output={output}", f"--chdir={plan.workdir}", *options),
-            *(str(paths.script), str(paths.root), *words),
+            *(str(paths.script), str(paths.root), *arguments),
         ]
         environ = scrubbed(os.environ, keep=plan.pass_env)
-        at = SlurmBackend(slurm_cluster=self.slurm_cluster or plan.directive("clusters"))
+        cluster = SlurmBackend(slurm_cluster=self.slurm_cluster or plan.directive("clusters"))
         try:
             try:
                 return executor.submit(argv, plan, paths, environ)
             except NoJobIdError as error:
-                return at._looked_up(paths, known, error)
+                return cluster._find_submitted(paths, known, error)
         except KeyboardInterrupt:
-            at._withdraw(paths, known)
+            cluster._withdraw(paths, known)
             raise
 
     def query(
@@ -148,12 +145,10 @@ class SlurmBackend:
         )
 
     def cancel(self, job_ids: Sequence[str]) -> None:
-        """Cancel jobs with one scancel.
-
-        Raises JobNotFoundError for jobs that Slurm doesn't know: scancel does not report them.
-        """
+        """Cancel jobs with one scancel. Raises JobNotFoundError for jobs unknown to Slurm."""
         done = slurm_query.call(self.slurm_cluster, "scancel", *job_ids)
         slurm_query.forget()
+        # scancel does not report unknown jobs.
         known = {job_id for job_id, job in self.query(job_ids, max_age_s=0).items() if job.source}
         if done.rc != 0 and "Invalid job id" not in done.stderr:
             raise ClusterrunError("scancel failed", cause=done.stderr.strip())
@@ -167,13 +162,10 @@ class SlurmBackend:
             cause = done.stderr.strip()
             raise ClusterrunError(f"scontrol {' '.join(words)} failed", cause=cause)
 
-    def _looked_up(
+    def _find_submitted(
         self, paths: RunPaths, known: Collection[str], error: NoJobIdError
     ) -> Submission:
-        """Find out what became of a submission that returned no job id; never submit twice.
-
-        slurmctld may accept a job after its sbatch has given up.
-        """
+        """Find the job of a submission without an id; slurmctld may take it after sbatch ended."""
         for pause_s in (0.0, LOOK_AGAIN_S):
             time.sleep(pause_s)
             try:
@@ -182,20 +174,17 @@ class SlurmBackend:
                 break
             if job_id is not None:
                 return Submission(job_id=job_id, slurm_cluster=self.slurm_cluster)
-        raise _uncertain(error.message, paths, error.cause) from error
+        raise _maybe_queued(error.message, paths, error.cause) from error
 
     def _withdraw(self, paths: RunPaths, known: Collection[str]) -> None:
-        """Cancel the job that an interrupted submission may have queued.
-
-        Raises PerhapsSubmittedError if it may still be in the queue.
-        """
+        """Cancel the job of an interrupted submission, or raise PerhapsSubmittedError."""
         try:
             job_id = find_by_command(str(paths.root), self.slurm_cluster, known=known)
             if job_id is not None:
                 with contextlib.suppress(JobNotFoundError):
                     self.cancel([job_id])
         except ClusterrunError as error:
-            raise _uncertain("the submission was interrupted", paths, error.cause) from error
+            raise _maybe_queued("the submission was interrupted", paths, error.cause) from error
 
 
 def backend(where: Where) -> SlurmBackend:
@@ -217,7 +206,7 @@ def parse_submission(stdout: str) -> Submission:
     return Submission(job_id=JobId(match[1]), slurm_cluster=match[2])
 
 
-def _uncertain(what: str, paths: RunPaths, cause: str | None) -> PerhapsSubmittedError:
+def _maybe_queued(what: str, paths: RunPaths, cause: str | None) -> PerhapsSubmittedError:
     return PerhapsSubmittedError(
         f"{what}; the job may or may not be in the queue",
         cause=cause,

@@ -49,7 +49,7 @@ class Sbatch(list[str]):
         self._plan, self._environ = plan, environ
 
     def run(self) -> str:
-        """Run it and return its output; otherwise as `submit`."""
+        """Run sbatch and return its output. Raises what `submit` raises."""
         begin = time.monotonic()
         done = shell.run_once(self, backend.SBATCH_TIMEOUT_S, self._environ)
         if cause := shell.silence(done):

@@ -99,7 +99,7 @@ class SlurmHost(Host):
         return f"the run in {self.paths.root} has ended; nothing is left to do"
 
     def refusal(self) -> str:
-        """Return why the job cannot run: a number in the script was changed by hand; or ""."""
+        """Return why the job cannot run, such as a number changed by hand; "" if it can."""
         if self.environ.get("SLURM_HET_SIZE"):
             return "heterogeneous jobs are not supported"
         given, planned = self.environ.get("SLURM_JOB_NUM_NODES"), self.plan.directive("nodes")
@@ -109,7 +109,7 @@ class SlurmHost(Host):
         for each in self.srun:
             if each.startswith(("--nodes=", "--ntasks=")) and each not in self.plan.srun_args:
                 return f"srun has {each} but was rendered with another value; render the job again"
-        # The launcher's options override these numbers: a change would have no effect.
+        # The launcher's options override the numbers in accelerate.yaml: a change has no effect.
         plan, own = self.plan, dict(_NUMBERS.findall(self.plan.accelerate_text))
         rendered = own if plan.accelerate_text else plan.accelerate
         with contextlib.suppress(OSError):
@@ -138,16 +138,13 @@ class SlurmHost(Host):
         """
         # This node's name in Slurm, which may have another address than its own name.
         batch_host = self.environ.get("SLURMD_NODENAME") or socket.gethostname()
-        return (
-            *(*self.srun, *self._cpus()),
-            *((f"--exclude={','.join(excluded)}", "--overlap", "--mem=0") if excluded else ()),
-            *(("--immediate=60",) if is_relaunch else ()),
-            *("bash", str(self.paths.node_script), str(self.paths.root), str(attempt)),
-            *(batch_host, str(port)),
-        )
+        sharing = (f"--exclude={','.join(excluded)}", "--overlap", "--mem=0") if excluded else ()
+        soon = ("--immediate=60",) if is_relaunch else ()  # fail if it can't start in 60 s
+        node = (str(self.paths.node_script), str(self.paths.root), str(attempt))
+        return (*self.srun, *self._cpus(), *sharing, *soon, "bash", *node, batch_host, str(port))
 
     def _cpus(self) -> tuple[str, ...]:
-        """Return the option that gives each task its node's CPUs: srun would give it one."""
+        """Return the option that gives each task its node's CPUs: by default, srun gives it one."""
         if any(option.startswith("--cpus-per-task") for option in self.srun):
             return ()
         given = self.environ.get("SLURM_CPUS_PER_TASK", "")
@@ -216,7 +213,7 @@ class SlurmHost(Host):
         return "REQUEUE" in partition.get("PreemptMode", "")
 
     def stay_down(self) -> None:
-        """Keep Slurm from requeueing this job once it has ended."""
+        """Keep Slurm from requeueing this job, if it did before or the job is being preempted."""
         if not self._is_restarted and not _in_grace_time(_shown("job", self.job_id)):
             return
         try:

@@ -40,10 +40,7 @@ _FEATURES: Final = re.compile(r"[\w.-]+(?:&[\w.-]+)*\Z")
 
 @dataclass(frozen=True, kw_only=True)
 class NodeRequest:
-    """What a job requests; None and 0 mean nothing or unknown.
-
-    `nodes` includes `spare_nodes`. `is_exact`: these fields decide which nodes it can use.
-    """
+    """What a job requests; None and 0 mean nothing or unknown."""
 
     partitions: tuple[str, ...]
     nodes: int
@@ -54,8 +51,8 @@ class NodeRequest:
     memory_mb: int = 0
     features: tuple[str, ...] = ()
     exclude: frozenset[str] = frozenset()
-    spare_nodes: int = 0
-    is_exact: bool = True
+    spare_nodes: int = 0  # included in `nodes`
+    is_exact: bool = True  # these fields decide which nodes the job can use
 
     def exceeds(self, limit_s: int | None) -> bool:
         """Return whether the job may run for longer than a limit."""
@@ -87,10 +84,7 @@ class NodeRequest:
 
 
 def explained(job: JobStatus) -> JobStatus:
-    """Add why the job waits in numbers, and what would start sooner.
-
-    Leave the status as it is if the job does not wait for nodes, or Slurm does not answer.
-    """
+    """Add why a job waits for nodes, in numbers, and what would start sooner, if Slurm answers."""
     pending, asked = job.pending, job.asked
     if not (pending and asked and asked.partition and asked.asked_nodes is not None):
         return job
@@ -117,13 +111,11 @@ def explained(job: JobStatus) -> JobStatus:
 
 
 def request_of(job: SchedulerJob, plan: Plan) -> NodeRequest:
-    """Return what a job requests: of Slurm what may have changed since, else of the plan.
-
-    Raises UsageError for a value that Slurm does not accept.
-    """
+    """Return a job's request: Slurm's if it may change, else the plan's. Raises UsageError."""
     constraint, memory = plan.directive("constraint") or "", plan.directive("mem") or "0"
     is_simple = not constraint or _FEATURES.match(constraint) is not None
     has_own_nodes = plan.directive("nodelist") or plan.directive("reservation")
+    # [TYPE:]COUNT, or gpu:[TYPE:]COUNT.
     gpus = plan.directive("gpus-per-node") or (plan.directive("gres") or "").removeprefix("gpu:")
     exclude = plan.directive("exclude")
     return NodeRequest(
@@ -157,6 +149,7 @@ def _of(partition: str, groups: Iterable[NodeGroup]) -> list[NodeGroup]:
 
 
 def _facts(request: NodeRequest, here: Sequence[NodeGroup]) -> Iterator[Fact]:
+    """Yield what one partition does not allow, and what the nodes that the job could use do now."""
     partition, limit_s, asked = here[0].partition, here[0].limit_s, request.nodes
     if request.exceeds(limit_s):
         yield Fact(
@@ -191,13 +184,10 @@ def _facts(request: NodeRequest, here: Sequence[NodeGroup]) -> Iterator[Fact]:
 def _sooner(
     code: str, request: NodeRequest, own: Sequence[str], groups: Sequence[NodeGroup]
 ) -> Iterator[Sooner]:
-    """Offer the longest allowed limit, the nodes that are idle now, and other partitions.
-
-    Nodes of its own partitions that are idle do not help behind other jobs: those get them.
-    """
+    """Offer the longest allowed time limit, the nodes that are idle now, and other partitions."""
     mine = [group for group in groups if group.partition in own]
     limits = [group.limit_s for group in mine if group.limit_s is not None]
-    most_s = max(limits) if mine and len(limits) == len(mine) else None
+    most_s = max(limits) if mine and len(limits) == len(mine) else None  # None: one has no limit
     allowed_s = most_s if request.exceeds(most_s) else None
     if allowed_s and any(request.nodes <= request.most(_of(name, groups)) for name in own):
         yield Sooner(limit_s=allowed_s)
@@ -209,28 +199,35 @@ def _sooner(
     is_fewer = 0 < nodes < request.nodes - request.spare_nodes
     if is_fewer and code in ("Resources", "PartitionNodeLimit"):
         yield Sooner(idle=idle, nodes=nodes, limit_s=allowed_s)
-    shared = {host for group in mine if code == "Priority" for host in group.hosts}
+    others = [group for group in groups if group not in mine]
+    # Behind other jobs, idle nodes of the own partitions do not help: those jobs get them.
+    promised = {host for group in mine for host in group.hosts} if code == "Priority" else set()
+    yield from _other_partitions(request, others, promised)
+
+
+def _other_partitions(
+    request: NodeRequest, groups: Sequence[NodeGroup], promised: Collection[str]
+) -> list[Sooner]:
+    """Return two partitions with enough idle nodes besides `promised` ones, full limits first."""
     found = []
-    for name in dict.fromkeys(group.partition for group in groups if group not in mine):
+    for name in dict.fromkeys(group.partition for group in groups):
         here = _of(name, groups)
-        idle, limit_s = request.idle(here, shared), here[0].limit_s
+        idle, limit_s = request.idle(here, promised), here[0].limit_s
         if request.nodes <= min(idle, request.most(here)):
             shorter_s = limit_s if request.exceeds(limit_s) else None
             found.append(Sooner(partition=name, idle=idle, limit_s=shorter_s))
-    yield from sorted(found, key=lambda one: (one.limit_s is not None, -(one.idle or 0)))[:2]
+    return sorted(found, key=lambda one: (one.limit_s is not None, -(one.idle or 0)))[:2]
 
 
 def of_reservations(request: NodeRequest, text: str, now: float) -> Outlook:
-    """Explain a wait by the reservations that are in its way; they may be of other nodes.
-
-    `text` is what `scontrol --oneliner show reservation` prints.
-    """
+    """Explain a wait by reservations, as `scontrol --oneliner show reservation` prints them."""
     horizon = float("inf") if request.limit_s is None else now + request.limit_s
     facts = []
     for line in text.splitlines():
         row = pairs(line.replace("=(null)", "="))
         start, end = parse_time(row.get("StartTime", "")), parse_time(row.get("EndTime", ""))
         is_own = row.get("PartitionName", "") in ("", *request.partitions)
+        # Its nodes are not compared with those of the job: they may be others.
         if is_own and start and end and start < horizon and end > now:
             facts.append(
                 Fact(
@@ -244,6 +241,6 @@ def of_reservations(request: NodeRequest, text: str, now: float) -> Outlook:
             )
     ahead = sorted(facts, key=lambda one: one.start or 0)[:MOST_REASONS]
     future = [one.start for one in ahead if one.start and one.start > now]
-    limit_s = (int(min(future) - now) // STEP_S - 1) * STEP_S if future else 0
-    shorter = (Sooner(limit_s=limit_s),) if limit_s > 0 else ()
+    steps = int(min(future) - now) // STEP_S - 1 if future else 0
+    shorter = (Sooner(limit_s=steps * STEP_S),) if steps > 0 else ()
     return Outlook(facts=tuple(ahead), sooner=shorter)

@@ -80,7 +80,7 @@ def printed(slurm_cluster: str | None, program: str, *words: str) -> str:
 
 
 def cached(key: Sequence[str], max_age_s: float, ask: Callable[[], T], kind: Any = Answer) -> T:
-    """Return an answer that is at most `max_age_s` old; call `ask` if there is none.
+    """Return an answer of type `kind` that is at most `max_age_s` old; call `ask` if there is none.
 
     The process that asks holds a lock, and the others wait for its answer. Nothing is cached if
     the directory can't be written.
@@ -126,26 +126,24 @@ def _directory() -> Path:
 def ask(
     job_ids: Sequence[str], *, slurm_cluster: str | None = None, since: float | None = None
 ) -> dict[str, SchedulerJob]:
-    """Query all jobs: squeue, sacct for ended jobs, scontrol if sacct doesn't answer.
-
-    Raises SchedulerUnreachableError if slurmctld doesn't answer.
-    """
+    """Ask squeue, sacct if jobs ended, scontrol if need be. Raises SchedulerUnreachableError."""
     asked_at = time.time()
     # Without a user, squeue loads the jobs of all users, or one job.
     user = [f"--user={os.getuid()}"] if len(job_ids) > 1 else []
     jobs, fields = ",".join(job_ids), SEPARATOR.join(SQUEUE_FIELDS.values())
     found = parse_squeue(_squeue(slurm_cluster, *user, f"--jobs={jobs}", f"--format={fields}"))
-    gone = [job_id for job_id in job_ids if _needs_more(found.get(job_id))]
-    if gone:
-        history, problem = _ask_sacct(gone, slurm_cluster, since)
+    ended = [job_id for job_id in job_ids if _needs_more(found.get(job_id))]
+    if ended:
+        history, problem = _ask_sacct(ended, slurm_cluster, since)
         found |= {job_id: _merge(found.get(job_id), job) for job_id, job in history.items()}
-        short = [job_id for job_id in gone if job_id in found and _needs_more(found[job_id])]
-        found |= _ask_scontrol(short, slurm_cluster)
-        note = f"slurmctld no longer knows this job; accounting does not answer: {problem}"
-        for job_id in {*gone} - found.keys() if problem else ():
-            found[job_id] = SchedulerJob(
-                job_id=job_id, state=JobState.UNKNOWN, source="", note=note
-            )
+        without_code = [id_ for id_ in ended if id_ in found and _needs_more(found[id_])]
+        found |= _ask_scontrol(without_code, slurm_cluster)
+        if problem:
+            note = f"slurmctld no longer knows this job; accounting does not answer: {problem}"
+            for job_id in {*ended} - found.keys():
+                found[job_id] = SchedulerJob(
+                    job_id=job_id, state=JobState.UNKNOWN, source="", note=note
+                )
     return {job_id: replace(job, asked_at=asked_at) for job_id, job in found.items()}
 
 
@@ -155,7 +153,7 @@ def _needs_more(job: SchedulerJob | None) -> bool:
 
 
 def _merge(live: SchedulerJob | None, history: SchedulerJob) -> SchedulerJob:
-    """Prefer accounting for an ended job, unless it lags behind slurmctld."""
+    """Take what accounting says of an ended job, unless it lags behind slurmctld."""
     if live is None:
         return history
     if not history.state.is_terminal:
@@ -190,33 +188,31 @@ def rows(text: str, fields: Collection[str]) -> Iterator[dict[str, str]]:
 
 
 def _job(source: str, row: Mapping[str, str], *, limit_unit_s: int = 1) -> SchedulerJob:
-    """Return what a program says of a job; what means nothing in its state is left out.
-
-    A bare number as its limit counts units of `limit_unit_s`.
-    """
-    told = defaultdict(str, row)
-    state, reason, nodes = parse_slurm_state(told["JobState"]), told["Reason"], told["NodeList"]
+    """Return a job from a row's fields; a bare time limit counts units of `limit_unit_s`."""
+    fields = defaultdict(str, row)
+    state, reason = parse_slurm_state(fields["JobState"]), fields["Reason"]
+    nodes = fields["NodeList"]
     nodelist = "" if nodes in ("(null)", "None assigned") else nodes
     has_started = bool(nodelist) and state not in (JobState.PENDING, JobState.UNKNOWN)
     stale = state.is_terminal and reason in WAITING
-    code, number = parse_exit(told["ExitCode"]) if state.is_terminal else (None, None)
-    limit_s = parse_clock(told["TimeLimit"], bare_s=limit_unit_s)
-    start, asked = parse_time(told["StartTime"]), told["NumNodes"]
+    code, number = parse_exit(fields["ExitCode"]) if state.is_terminal else (None, None)
+    limit_s = parse_clock(fields["TimeLimit"], bare_s=limit_unit_s)
+    start, asked = parse_time(fields["StartTime"]), fields["NumNodes"]
     return SchedulerJob(
-        job_id=told["JobId"],
+        job_id=fields["JobId"],
         source=source,
         state=state,
         reason="" if stale or reason in ("None", "(null)") else reason,
         nodelist=nodelist,
-        elapsed_s=parse_clock(told["RunTime"]) if has_started else None,
+        elapsed_s=parse_clock(fields["RunTime"]) if has_started else None,
         limit_s=None if limit_s == YEAR_S else limit_s,
         start=start if has_started else None,
         expected_start=start if state is JobState.PENDING else None,
-        end=parse_time(told["EndTime"]) if state.is_terminal else None,
+        end=parse_time(fields["EndTime"]) if state.is_terminal else None,
         exit_code=code,
         exit_signal=number,
         # What Slurm considers now: a job may be changed while it waits.
-        partition=told["Partition"],
+        partition=fields["Partition"],
         asked_nodes=int(asked) if asked.isdecimal() else None,
     )
 
@@ -279,10 +275,7 @@ def parse_scontrol(line: str) -> SchedulerJob:
 
 
 def pairs(text: str) -> dict[str, str]:
-    """Parse what scontrol prints as `Name=value`; the last of several counts.
-
-    `show config` prints `Name   = value` on a line each.
-    """
+    """Parse `Name=value`, or lines of `Name   = value`; the last of several counts."""
     return dict(re.findall(r"(?:^| )(\w+)(?:=| += )(\S*)", text, re.MULTILINE))
 
 

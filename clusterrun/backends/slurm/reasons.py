@@ -106,10 +106,7 @@ class Fact:
 
 @dataclass(frozen=True, kw_only=True)
 class Sooner:
-    """A change that may start the job sooner; `idle` nodes are free for it now.
-
-    Only what changes is set.
-    """
+    """What to change to start sooner; the rest is unset. `idle` nodes are free for the job now."""
 
     idle: int | None = None
     nodes: int | None = None
@@ -124,14 +121,11 @@ class Sooner:
 
 @dataclass(frozen=True, kw_only=True)
 class Outlook:
-    """The facts about a job that waits, and what would start sooner.
-
-    `is_out`: what it lacks are nodes that are down or drained, so it can start again later.
-    """
+    """The facts about a job that waits, and what would start sooner."""
 
     facts: tuple[Fact, ...] = ()
     sooner: tuple[Sooner, ...] = ()
-    is_out: bool = False
+    is_out: bool = False  # what it lacks are nodes that are down or drained
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,10 +154,13 @@ def explain(reason: str, job_id: str) -> PendingReason:
     if nodes:
         text = f"nodes down, drained or reserved: {nodes}"
         return PendingReason(code=code, text=text, can_start=None, names_nodes=True)
-    matches = [known for known in REASONS if (code or "None").startswith(known)]
-    text, can_start = REASONS[max(matches, key=len)] if matches else (reason, None)
     if code not in REASONS and (limit := _OF_ONE.match(code)):
-        what, source = _WHAT.get(limit[2], limit[2]), "QOS" if limit[1] == "QOS" else "account"
-        scope, can_start = limit[3].lower(), False
-        text = f"requests more {what} per {scope} than the {source} allows; it will not start"
+        what, scope = _WHAT.get(limit[2], limit[2]), limit[3].lower()
+        owner = "QOS" if limit[1] == "QOS" else "account"
+        text = f"requests more {what} per {scope} than the {owner} allows; it will not start"
+        return PendingReason(code=code, text=text, can_start=False)
+    matches = [known for known in REASONS if (code or "None").startswith(known)]
+    if not matches:
+        return PendingReason(code=code, text=reason, can_start=None)
+    text, can_start = REASONS[max(matches, key=len)]
     return PendingReason(code=code, text=text.replace("JOB", job_id), can_start=can_start)

@@ -45,10 +45,7 @@ _USES: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class NodeGroup:
-    """Nodes of a partition with one configuration and state; None means no limit, or unknown.
-
-    `nodes` is a host list, `reason` is why they are down or drained.
-    """
+    """Nodes of a partition with one configuration and state; None means no limit, or unknown."""
 
     partition: str
     is_default: bool
@@ -61,8 +58,8 @@ class NodeGroup:
     cpus: int | None
     memory_mb: int | None
     features: frozenset[str]
-    nodes: str
-    reason: str
+    nodes: str  # a host list
+    reason: str  # why they are down or drained
 
     @property
     def gpus(self) -> tuple[tuple[str, int], ...]:
@@ -136,7 +133,7 @@ def _number(text: str) -> int | None:
 
 
 def kinds(groups: Iterable[NodeGroup]) -> list[NodeGroup]:
-    """Return the nodes of each partition with one configuration as one group, in any state."""
+    """Return one group for all nodes of a partition with one configuration, in any state."""
     found: dict[tuple[object, ...], NodeGroup] = {}
     for each in groups:
         kind = (each.partition, each.gres, each.cpus, each.memory_mb)
@@ -146,10 +143,7 @@ def kinds(groups: Iterable[NodeGroup]) -> list[NodeGroup]:
 
 
 def associations(user: str) -> list[tuple[str, str]]:
-    """Return the accounts that the user may charge, each with its only partition, or "".
-
-    Return nothing if there is no accounting.
-    """
+    """Return the user's accounts, each with its only partition, or ""; [] without accounting."""
     words = ("show", "assoc", f"user={user}", "format=account,partition", "-nP")
     lines = answer(None, "sacctmgr", *words).splitlines()
     found = (line.partition(SEPARATOR) for line in lines)
@@ -164,7 +158,7 @@ HINTS: Final = {
     r"nvalid (account|qos)|Access/permission denied|violates accounting": "list what you may use: "
     "sacctmgr show associations user=$USER format=account,qos",
     r"(unrecognized|invalid) option": "check what you passed with --sbatch-arg",
-    r"reservation is invalid": "list them: scontrol show reservations",
+    r"reservation is invalid": "list the reservations: scontrol show reservations",
     r"Invalid (feature|node name)": "list nodes and features: sinfo -o '%N %f'",
     r"ependency": "name a job that exists, as afterok:JOBID",
     r"Invalid --time": "write --time as minutes, HH:MM:SS or D-HH:MM:SS",
@@ -188,14 +182,15 @@ def refused(done: shell.Completed, plan: Plan) -> SubmissionError:
 
 
 def _hints(words: str, plan: Plan) -> Iterator[str]:
+    """Yield what to do by sbatch's message: what the site has and allows, or a fixed hint."""
     groups = kinds(node_groups(plan.directive("clusters")))
-    asked = (plan.directive("partition") or "").split(",")
-    here = [each for each in groups if each.partition in asked or asked == [""]]
+    asked = plan.directive("partition")
+    here = [each for each in groups if not asked or each.partition in asked.split(",")]
     if "nvalid partition" in words:
         if names := sorted({each.partition for each in groups}):
             yield f"choose one of the partitions here: {', '.join(names)}"
     elif re.search(TOO_MUCH, words):
-        for each in ([each for each in here if each.is_default] or here)[:5]:
+        for each in ([group for group in here if group.is_default] or here)[:5]:
             yield (
                 f"partition '{each.partition}' has {count(each.count, 'node')} with "
                 f"{each.gres or 'no GPUs'}, {each.cpus} CPUs and {each.memory_mb} MB"
@@ -224,10 +219,7 @@ def controller(plan: Plan) -> Finding:
 
 
 def _partitions(plan: Plan) -> dict[str, list[NodeGroup]]:
-    """Return the nodes of the partitions that the job may run in: those it names, or the default.
-
-    Slurm is asked once for all checks.
-    """
+    """Return the nodes of the job's partitions: those that it names, else the default one."""
     every, asked = node_groups(plan.directive("clusters")), plan.directive("partition")
     default = sorted({group.partition for group in every if group.is_default})
     names = asked.split(",") if asked else default
@@ -255,21 +247,20 @@ def partition(plan: Plan) -> Finding:
 
 def nodes(plan: Plan) -> Finding:
     """Count the nodes of the job's partition that are down or drained, with their reasons."""
-    name, here, wanted = "slurm.nodes", _partitions(plan), _nodes(plan)
+    name, here, wanted = "slurm.nodes", _partitions(plan), _nodes_requested(plan)
     groups = [group for each in here.values() for group in each]
     if not groups:
         return skip(name, "the partition is unknown")
     every, out = _hosts(groups), _hosts(group for group in groups if group.use is Use.OUT)
-    partition = ",".join(here)
+    names, see = ",".join(here), f"read the reasons: sinfo -R -p {','.join(here)}"
     if not out:
-        return ok(name, f"no node of {partition} is down or drained, of {len(every)}")
+        return ok(name, f"no node of {names} is down or drained, of {len(every)}")
     left = max(len(_hosts(each) - out) for each in here.values())
     text = f"{len(out)} of {count(len(every), 'node')} are down or drained: {_reasons(groups)}"
     if left < wanted <= len(every):
-        text = f"{text}; {left} are left for a job of {wanted}"
-        fewer = f"request fewer with --nodes {left}, or wait: " if left else "wait: "
-        return fail(name, text, f"{fewer}sinfo -R -p {partition}")
-    return note(name, text, f"look at the reasons with: sinfo -R -p {partition}")
+        fewer = f"request fewer with --nodes {left}, or wait; " if left else "wait; "
+        return fail(name, f"{text}; {left} are left for a job of {wanted}", fewer + see)
+    return note(name, text, see)
 
 
 def _hosts(groups: Iterable[NodeGroup]) -> set[str]:
@@ -297,19 +288,20 @@ def limits(plan: Plan) -> Finding:
         text, hint = next(iter(found.values()))[0]
         return fail(name, text, hint)
     fits = next(each for each, faults in found.items() if not faults)
-    asked = count(_nodes(plan), "node")
+    asked = count(_nodes_requested(plan), "node")
     return ok(name, f"{fits} allows {asked}, and the time and GPUs of this job")
 
 
-def _nodes(plan: Plan) -> int:
+def _nodes_requested(plan: Plan) -> int:
     text = plan.directive("nodes") or ""
     return int(text) if text.isdecimal() else plan.nodes
 
 
 def _excess(plan: Plan, here: list[NodeGroup], name: str) -> Iterator[tuple[str, str]]:
-    """Yield what the job asks beyond a partition, with a hint."""
-    nodes, wanted = sum(group.count for group in here), _nodes(plan)
-    most = min(filter(None, (nodes, here[0].most_nodes if here else None)), default=0)
+    """Yield what the job requests beyond what a partition has or allows, each with a hint."""
+    wanted, has = _nodes_requested(plan), sum(group.count for group in here)
+    most_nodes = here[0].most_nodes if here else None
+    most = min(filter(None, (has, most_nodes)), default=0)  # of those that are known
     if wanted > most:
         text = f"{wanted} nodes are requested; partition {name} allows {most}"
         yield text, f"request fewer with --nodes {most}" if most else _LIST

@@ -89,7 +89,7 @@ def _stage(paths: RunPaths, plan: Plan, srun: Sequence[str]) -> None:
         _output(["sbcast", "--force", pack.path, target], SEND_S)
         _, unfit = _on_nodes(srun, paths, "unpack", SEND_S)
     what = f"staged {prefix} ({pack.size >> 20} MiB) in {root}; {count(lacking, 'node')} lacked it"
-    say_on_stderr(f"{what}{unfit and f'; not on {unfit}'}")
+    say_on_stderr(f"{what}; not on {unfit}" if unfit else what)
 
 
 def unstageable(prefix: Path, stage: Stage) -> str:
@@ -105,12 +105,10 @@ def unstageable(prefix: Path, stage: Stage) -> str:
 
 
 def node_directory(plan: Plan, environ: Mapping[str, str]) -> str:
-    """Return the directory for copies on the nodes. Raises ClusterrunError if it is not on a disk.
-
-    A copy in memory would take it from later jobs, so a user must name that directory.
-    """
+    """Return the directory for copies on the nodes. Raises ClusterrunError if it is on no disk."""
     place = os.path.realpath(plan.stage_dir or environ.get("TMPDIR") or "/tmp")
     kind = file_system(Path(place))
+    # A copy in memory would take it from later jobs, so a user must name that directory.
     if kind not in LOCAL or (kind in ("tmpfs", "ramfs") and not plan.stage_dir):
         where = f"{place} is on {kind or 'an unknown file system'}"
         raise ClusterrunError(f"{where}; name a directory on the nodes' disks: launch.stage_dir")
@@ -119,7 +117,7 @@ def node_directory(plan: Plan, environ: Mapping[str, str]) -> str:
 
 def key_of(prefix: Path) -> str:
     """Return a hash of the names, sizes and times of all files, without imports' bytecode."""
-    digest = hashlib.sha256(f"2 {prefix}".encode(errors="surrogateescape"))
+    digest = hashlib.sha256(f"2 {prefix}".encode(errors="surrogateescape"))  # 2: key version
     level = [str(prefix)]
     with ThreadPoolExecutor(THREADS) as pool:
         while level:
@@ -159,8 +157,9 @@ def ensure_pack(cache: Path, prefix: Path) -> Pack:
         say_on_stderr(
             f"packing {prefix} for the nodes, once for all jobs of this directory of runs"
         )
-        old = sorted(cache.glob("*.json"), key=lambda each: each.stat().st_mtime)[: 1 - KEPT_PACKS]
-        # The last ones are of a job that was killed while it held the lock.
+        by_use = sorted(cache.glob("*.json"), key=lambda each: each.stat().st_mtime)
+        old = by_use[: -(KEPT_PACKS - 1)]  # with this one, KEPT_PACKS are left
+        # A temporary file is of a job that was killed while it held the lock.
         for left in (*old, *(each.with_suffix(".tar") for each in old), *cache.glob(".*.tmp")):
             left.unlink(missing_ok=True)
         with files.replacing(path) as temporary:
@@ -185,14 +184,14 @@ def _write_tar(path: Path, prefix: Path) -> str:
 
 
 def write_script(paths: RunPaths, root: str, pack: Pack) -> None:
-    """Write stage.sh, with the values of this pack. A node needs the file, what is in it, more."""
+    """Write stage.sh, with the values of this pack; `kib` is the space that a node needs."""
     values = {
         "root": root,
         "key": Path(pack.path).stem,
         "python": sys.executable,
         "inside": os.path.relpath(sys.executable, sys.prefix),
         "sha": pack.sha,
-        "kib": str(2 * pack.size // 1024 + SPARE_KIB),
+        "kib": str(2 * pack.size // 1024 + SPARE_KIB),  # the packed file, the copy, and the rest
     }
     lines = [f"clusterrun_stage_{name}={quote(value)}\n" for name, value in values.items()]
     text = "".join(lines) + (assets.template_directories()[0] / "stage.sh").read_text()
@@ -200,7 +199,7 @@ def write_script(paths: RunPaths, root: str, pack: Pack) -> None:
 
 
 def _on_nodes(srun: Sequence[str], paths: RunPaths, act: str, within_s: float) -> tuple[int, str]:
-    """Run stage.sh on all nodes of the job, spares included.
+    """Run stage.sh on all nodes of the job, spares included; `act` is "look" or "unpack".
 
     Return how many nodes lack the file, and which node is unfit and why; "" if none is.
     """
@@ -212,6 +211,7 @@ def _on_nodes(srun: Sequence[str], paths: RunPaths, act: str, within_s: float) -
 
 
 def _output(argv: Sequence[str], within_s: float) -> str:
+    """Return what a command prints. Raises ClusterrunError if it fails or takes too long."""
     done = shell.run_once(argv, within_s)
     if done.rc == shell.TIMED_OUT:
         raise ClusterrunError(f"{argv[0]} was still running after {within_s:.0f} s")
