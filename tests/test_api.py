@@ -210,7 +210,7 @@ def test_a_job_that_was_submitted_but_not_recorded_is_named(
     with pytest.raises(ClusterrunError) as raised:
         clusterrun.submit(spec(cluster="slurm"))
     assert raised.value.message == "job 7 was submitted, but its record could not be written"
-    assert raised.value.hints[0].startswith(f"its run directory is {project}/runs/train/")
+    assert raised.value.hints[0].startswith(f"the run directory is {project}/runs/train/")
 
 
 def test_a_run_whose_submission_was_interrupted_cannot_be_cancelled(
@@ -230,7 +230,7 @@ def test_wait_looks_less_often_at_a_job_that_stays_as_it_is(
     looks = iter(SimpleNamespace(state=state, error=None, pending=None) for state in states)
     pauses: list[float] = []
     monkeypatch.setattr(status_verb, "find_record", lambda job: SimpleNamespace(job_id=job))
-    monkeypatch.setattr(status_verb, "look", lambda *_, **__: next(looks))
+    monkeypatch.setattr(status_verb, "quick_status", lambda *_, **__: next(looks))
     for name in ("with_startups", "with_usage"):
         monkeypatch.setattr(status_verb, name, lambda job: job)
     monkeypatch.setattr(status_verb.time, "sleep", pauses.append)

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import click
 
@@ -27,7 +27,7 @@ from clusterrun.verbs import cancel
 from clusterrun.verbs.find import is_elsewhere, own_runs
 
 DEFAULT: Final = "5m"
-LOOK_S: Final = 3.0  # by then the agents have written their reports
+WARN_S: Final = 3.0  # by then the agents have written why ranks do not save
 
 
 @click.command()
@@ -61,11 +61,12 @@ def command(
     if timeout is not None and not checkpoint:
         raise UsageError("--timeout requires --checkpoint", hint="pass both, or drop --timeout")
     timeout_s = parse_seconds(timeout or DEFAULT)
-    found = cancel.look_before_cancel(*(find_all_announced(jobs) if all(jobs) else jobs))
+    found = cancel.jobs_to_cancel(*(find_all_announced(jobs) if all(jobs) else jobs))
     _confirm([status for status in found if not status.state.is_terminal], yes=yes)
     unheard_s = timeout_s if timeout else min(cancel.UNHEARD_S, timeout_s)
-    saved = _let_leave(found, timeout_s, unheard_s) if checkpoint else {}
-    cancel.end_now(found if not saved else cancel.look_before_cancel(*(b.record for b in found)))
+    saved = _save_first(found, timeout_s, unheard_s) if checkpoint else {}
+    now = cancel.jobs_to_cancel(*(before.record for before in found)) if saved else found
+    cancel.end_now(now)
     completed = [before for before in found if cancel.has_completed(before.record)]
     if as_json:
         objects = [
@@ -86,14 +87,15 @@ def command(
     return Exit.NO if None in saved.values() else Exit.OK
 
 
-def _let_leave(found: list[JobStatus], timeout_s: int, unheard_s: float) -> dict[str, str | None]:
-    """Let the ranks save and exit, wait for them, and return each job's new checkpoint.
+def _save_first(found: list[JobStatus], timeout_s: int, unheard_s: float) -> dict[str, str | None]:
+    """Let the ranks save and exit, and return the path of the new checkpoint of each job id.
 
-    A job that completed instead is left out.
+    None: the job saved none. "": the script's own signal handler may have saved one. A job that
+    completed instead is left out.
     """
     asked_at = time.time()
     active = [before for before in found if not before.state.is_terminal]
-    asked = [before for before in active if cancel.ask_to_leave(before)]
+    asked = [before for before in active if cancel.ask_to_save_and_exit(before)]
     try:
         for before in active:
             job = f"job {before.record.job_id}"
@@ -101,42 +103,42 @@ def _let_leave(found: list[JobStatus], timeout_s: int, unheard_s: float) -> dict
                 output.say(f"asked {job} to save a checkpoint, waiting up to {clock(timeout_s)}")
             else:
                 output.note(f"{job} is not running; there is nothing to save")
-        _watch(asked, timeout_s, unheard_s)
+        _wait_and_warn(asked, timeout_s, unheard_s)
     except KeyboardInterrupt:
         names = ", ".join(before.record.job_id for before in asked)
         output.say_interrupted(f"stopped waiting for {names}; the ranks still save and exit")
         raise
-    left = (before for before in asked if not cancel.has_completed(before.record))
-    return {before.record.job_id: _print_saved(before, asked_at) for before in left}
+    cancelled = (before for before in asked if not cancel.has_completed(before.record))
+    return {before.record.job_id: _print_saved(before, asked_at) for before in cancelled}
 
 
-def _watch(asked: Sequence[JobStatus], timeout_s: float, unheard_s: float) -> None:
-    """Wait for jobs, show it, and tell once what keeps their ranks from saving."""
+def _wait_and_warn(asked: Sequence[JobStatus], timeout_s: float, unheard_s: float) -> None:
+    """Wait until the ranks of jobs have exited; warn once of each reason why ranks do not save."""
     begin, warned = time.monotonic(), set[tuple[str, str]]()
-    for waiting in cancel.leaving(asked, timeout_s=timeout_s, unheard_s=unheard_s):
+    for waiting in cancel.await_exits(asked, timeout_s=timeout_s, unheard_s=unheard_s):
         spent_s = time.monotonic() - begin
         names = ", ".join(before.record.job_id for before in waiting)
-        output.move(f"waiting for the checkpoint of job {names}", spent_s)
-        for before in waiting if spent_s >= LOOK_S else ():
+        output.show_progress(f"waiting for the checkpoint of job {names}", spent_s)
+        for before in waiting if spent_s >= WARN_S else ():
             job_id, found = before.record.job_id, read_evidence(before.record.paths)
             if not found.unsaved or (job_id, found.unsaved) in warned:
                 continue
             warned.add((job_id, found.unsaved))
             notes = [f"to end it now, run: clusterrun cancel {job_id}"]
             if found.is_unheard:
-                ends = f"without a call, the job ends after {clock(unheard_s)} (--timeout)"
+                ends = f"without such a call, the job ends after {clock(unheard_s)} (--timeout)"
                 notes[:0] = ["ranks that are still starting save at their first call", ends]
             output.warn(f"job {job_id}: {found.unsaved}", notes=notes)
 
 
 def _print_saved(before: JobStatus, asked_at: float) -> str | None:
-    """Print which checkpoint was written since then, and return its path; "" if unknown."""
-    path, at, is_last = cancel.saved_since(before, asked_at)
+    """Print which checkpoint a job has written since, and return it as `_save_first` does."""
+    path, at, has_exited = cancel.saved_since(before, asked_at)
     job = f"job {before.record.job_id}"
-    if path is None and is_last:
+    if path is None and has_exited:
         output.say(f"{job} ended in its script's own signal handler")
         return ""
-    if path is None or not is_last:
+    if path is None or not has_exited:
         what = f"written no new checkpoint; the newest is {path}" if path else "no checkpoint"
         output.warn(f"{job} has {what}")
         return None
@@ -170,15 +172,19 @@ def _print_cancelled(before: JobStatus, *, completed: bool) -> None:
         output.answer(f"cancelled {record.job_id}  ({record.name}, was {state}{spent}{where})")
 
 
-# Old runs
+class WhyKept(NamedTuple):
+    """Why a run is not removed, and what to do."""
 
-WhyKept = tuple[str, str]
-"""Why a run is not removed; what to do."""
+    reason: str
+    advice: str
 
-BY_HAND = "a link, or of another host, user or project", "remove the directory by hand"
-ACTIVE = "perhaps active", "see clusterrun list; if the run has ended, remove the directory by hand"
-SAVED = "with checkpoints", "pass --all to remove such runs too"
-YOUNG = "too recent", "drop --older-than"
+
+BY_HAND = WhyKept("a link, or of another host, user or project", "remove the directory by hand")
+ACTIVE = WhyKept(
+    "perhaps active", "see clusterrun list; if the run has ended, remove the directory by hand"
+)
+SAVED = WhyKept("with checkpoints", "pass --all to remove such runs too")
+YOUNG = WhyKept("too recent", "drop --older-than")
 
 
 @click.command()
@@ -208,7 +214,7 @@ def prune_command(
     until = time.time() - (parse_seconds(older_than) if older_than else 0)
     records = [locate_announced(job) for job in jobs]
     records = records or list_records(own_runs(), with_damaged=True)
-    found = _look(records, until, everything=everything)
+    found = _judge(records, until, everything=everything)
     _report_kept(found, are_named=bool(jobs))
     old = [job for job, kept in found if kept is None]
     sizes = [_disk_bytes(job.record.paths.root) for job in old]
@@ -228,7 +234,7 @@ def prune_command(
             output.confirm(f"Remove {what}?", deed, yes=hint, otherwise="nothing was removed")
     try:
         if not dry_run:  # a run may have been resumed while sizes were read
-            again = _look([job.record for job in old], until, everything=everything)
+            again = _judge([job.record for job in old], until, everything=everything)
             _report_kept(again, are_named=True)
             remove_old(own_runs(), [job.record.paths for job, _ in again])
     except OSError as error:
@@ -237,7 +243,7 @@ def prune_command(
     output.answer(f"{'would remove' if dry_run else 'removed'} {what}" if old else "no old runs")
 
 
-def _look(
+def _judge(
     found: Sequence[JobRecord], until: float, *, everything: bool
 ) -> list[tuple[JobStatus, WhyKept | None]]:
     """Return the status of runs, and why to keep them. Raises SchedulerUnreachableError."""
@@ -253,9 +259,11 @@ def _look(
 def _why_kept(
     job: JobStatus, active: set[str], until: float, *, everything: bool
 ) -> WhyKept | None:
+    """Return why to keep a run; None if it may be removed: it ended before `until`."""
     record, root, runs = job.record, job.record.paths.root, own_runs().root.resolve()
-    is_there = root.resolve() == runs.joinpath(*root.absolute().parts[-2:])
-    if record.home or not is_there or root.lstat().st_uid != os.getuid():
+    # A run is NAME/RUN_ID in the directory of runs; a link may lead elsewhere.
+    is_in_place = root.resolve() == runs.joinpath(*root.absolute().parts[-2:])
+    if record.home or not is_in_place or root.lstat().st_uid != os.getuid():
         return BY_HAND
     if record.is_damaged or not job.state.is_terminal or active.intersection(record.job_ids):
         return ACTIVE
@@ -272,11 +280,11 @@ def _report_kept(found: list[tuple[JobStatus, WhyKept | None]], *, are_named: bo
         if kept:
             name = job.record.job_id or job.record.run_dir
             what = f"job {name} ({job.record.name}, {job.state.value})"
-            hint = f"{kept[1]}; nothing is removed"
-            raise UsageError(f"{what} is kept ({kept[0]})", hint=hint)
+            hint = f"{kept.advice}; nothing is removed"
+            raise UsageError(f"{what} is kept ({kept.reason})", hint=hint)
     reasons = Counter(kept for _, kept in found if kept and kept is not YOUNG)
     for kept, number in reasons.items():
-        output.note(f"kept {count(number, 'run')} ({kept[0]}): {kept[1]}")
+        output.note(f"kept {count(number, 'run')} ({kept.reason}): {kept.advice}")
 
 
 def _disk_bytes(root: Path) -> int:
@@ -284,7 +292,7 @@ def _disk_bytes(root: Path) -> int:
     for folder, _, names in os.walk(root):
         for name in names:
             with contextlib.suppress(FileNotFoundError):
-                used += Path(folder, name).lstat().st_blocks * 512
+                used += 512 * Path(folder, name).lstat().st_blocks  # as stat() counts them
     return used
 
 

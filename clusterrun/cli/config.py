@@ -96,16 +96,16 @@ def validate(file: str | None, strict: bool, as_json: bool) -> int:
 def _problems(found: FoundFiles, cwd: Path) -> tuple[list[UsageError], list[str]]:
     """Collect the mistakes in the files; if there are none, those in their combination.
 
-    What submit would refuse is one, if the files describe a whole job: without a profile or a
-    script, options of the command line may complete them.
+    What submit would refuse is a mistake, too, if the files describe a whole job: without a profile
+    or a script, options of the command line may complete them.
     """
     from clusterrun.verbs.render import prepare  # `show` needs none of it
 
     documents = [parse_document(each) for each in found.files]
     errors = [error for document in documents for error in document.errors]
     warnings = [text for document in documents for text in document.warnings]
-    profiles = {name: None for document in documents for name in document.profiles}
-    for profile in (None, "", *profiles) if not errors else ():
+    profiles = dict.fromkeys(name for each in documents for name in each.profiles)
+    for profile in (None, "", *profiles) if not errors else ():  # "": none, None: the default
         try:
             resolved = resolve(found, {}, environ=os.environ, cwd=cwd, profile=profile)
             warnings += resolved.notes
@@ -120,8 +120,6 @@ def _problems(found: FoundFiles, cwd: Path) -> tuple[list[UsageError], list[str]
                 errors.append(error)
     return errors, list(dict.fromkeys(warnings))
 
-
-# A starter file
 
 DAY_S: Final = 24 * 3600
 LISTED: Final = 2000  # names: a data directory may contain millions
@@ -196,9 +194,9 @@ def init_command(directory: str, script: str | None, force: bool) -> None:
     if os.path.lexists(path) and not force:
         raise UsageError(f"{path} exists", hint="pass --force to replace it")
     scripts = [script] if script is not None else find_scripts(path.parent)
-    known = _place()
+    known = _known_settings()
     if scripts:
-        also = f"also found: {_names(scripts[1:])}" * bool(scripts[1:])
+        also = f"also found: {_names(scripts[1:])}" if scripts[1:] else ""
         known = {"script": Known(yaml_text(scripts[0]), also), **known}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -218,9 +216,6 @@ def init_command(directory: str, script: str | None, force: bool) -> None:
         output.detail(name.ljust(width), text or "")
 
 
-# The script
-
-
 def find_scripts(directory: Path) -> list[str]:
     """Return files whose names suggest training, shortest first; if none do, the only script."""
     try:
@@ -238,10 +233,8 @@ def _names(names: Iterable[str]) -> str:
     return ", ".join([*shown[:NAMED], "..."] if len(shown) > NAMED else shown)
 
 
-# The place
-
-
-def _place() -> dict[str, Known]:
+def _known_settings() -> dict[str, Known]:
+    """Return the settings that this machine or Slurm makes known, by key."""
     if choose_cluster(Cluster.AUTO).scheduler.is_this_machine:
         return {"cluster": Known("local", "this machine has no Slurm")}  # submit counts the GPUs
     known = {"cluster": Known("slurm", "this machine has sbatch"), "slurm.nodes": Known("1")}
@@ -250,14 +243,15 @@ def _place() -> dict[str, Known]:
         output.warn("sinfo did not answer", notes=("set the partition and GPUs in the file",))
         return known
     allowed = associations(current_user())
-    mine = {partition for _, partition in allowed} or {""}
+    mine = {partition for _, partition in allowed} or {""}  # "": all partitions
     usable = [row for row in rows if not mine.isdisjoint(("", row.partition))]
-    # One with GPUs: the default, else that with the most nodes.
+    # A partition with GPUs: the default one, else that with the most nodes.
     chosen = max(usable or rows, key=lambda row: (bool(row.gpus), row.is_default, row.count))
     name, limit_s = chosen.partition, min(chosen.limit_s or DAY_S, DAY_S)
-    others = {row.partition: None for row in rows if row.partition != name}
-    accounts = {account: None for account, partition in allowed if partition in ("", name)}
-    known["slurm.partition"] = Known(yaml_text(name), f"also: {_names(others)}" * bool(others))
+    others = dict.fromkeys(row.partition for row in rows if row.partition != name)
+    accounts = dict.fromkeys(each for each, partition in allowed if partition in ("", name))
+    also = f"also: {_names(others)}" if others else ""
+    known["slurm.partition"] = Known(yaml_text(name), also)
     known["slurm.time"] = Known(f'"{clock(limit_s)}"')
     if len(accounts) == 1:
         known["slurm.account"] = Known(yaml_text(*accounts))
@@ -270,9 +264,6 @@ def _place() -> dict[str, Known]:
     if kind:
         known["slurm.gpu_type"] = Known(yaml_text(kind), f"requests gpu:{kind}:{number}")
     return {**known, "slurm.cpus_per_task": Known(str(chosen.cpus or 1), "all CPUs of a node")}
-
-
-# The file
 
 
 class Known(NamedTuple):
@@ -290,13 +281,14 @@ def filled(known: Mapping[str, Known]) -> str:
     """
     lines, section = [], ""
     for line in STARTER.splitlines():
-        found, heading = _SETTING.match(line), _SECTION.match(line)
-        if heading:
+        if heading := _SECTION.match(line):
             section = heading[1]
-        elif found and (new := known.get(f"{section}.{found[2]}" if found[1] else found[2])):
-            setting, _, comment = line.partition(" # ")
-            if new.value is not None:
-                setting = f"{found[1]}{found[2]}: {new.value}"
-            line = f"{setting.rstrip():<{_WIDTH}}# {new.comment or comment}".removesuffix("# ")
+        elif found := _SETTING.match(line):
+            indent, name = found.groups()
+            if new := known.get(f"{section}.{name}" if indent else name):
+                setting, _, comment = line.partition(" # ")
+                if new.value is not None:
+                    setting = f"{indent}{name}: {new.value}"
+                line = f"{setting.rstrip():<{_WIDTH}}# {new.comment or comment}".removesuffix("# ")
         lines.append(line.rstrip())
     return "\n".join(lines) + "\n"

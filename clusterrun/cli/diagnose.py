@@ -14,7 +14,7 @@ from typing import Any, Final
 import click
 
 from clusterrun.cli.shared import complete, output
-from clusterrun.cli.shared.closing import Row, block, labelled
+from clusterrun.cli.shared.closing import Row, failure_rows, labelled
 from clusterrun.cli.shared.job_view import choose_attempts, cut, find_announced, timestamp
 from clusterrun.cli.shared.options import explain_option
 from clusterrun.config.secrets import is_secret, redacted
@@ -29,7 +29,7 @@ from clusterrun.shared.hostlist import fold_hosts, fold_ranks
 from clusterrun.shared.state import JobState
 from clusterrun.shared.wording import count
 from clusterrun.verbs.diagnose import REPORTED, Diagnosis, diagnose, diagnose_logs, place_of, short
-from clusterrun.verbs.hangs import LASTING_S, Hang, groups, look, sentences
+from clusterrun.verbs.hangs import LASTING_S, Hang, groups, locate_ranks, sentences
 from clusterrun.verbs.remedies import retry_of, run_of, to_do
 from clusterrun.verbs.status import status
 
@@ -85,11 +85,11 @@ def command(
     if logs and (job or attempt or bundle or stacks):
         raise UsageError("--log reads files, not a job", hint="drop --log, or JOB and its options")
     if stacks:
-        return _show_look(job, as_json=as_json)
+        return _show_stacks(job, as_json=as_json)
     if logs:
         found = diagnose_logs(logs, stdin=sys.stdin.buffer)
     else:
-        record = _found(job)
+        record = _find(job)
         name = f"job {record.job_id}" if record.job_id else record.name
         choose_attempts(name, record.paths.attempts(), attempt)
         found = diagnose(record, attempt=attempt)
@@ -107,8 +107,8 @@ def command(
     return error.exit_code if error else Exit.OK
 
 
-def _found(job: str | None) -> JobRecord:
-    """Find a job; the name of a file is not one."""
+def _find(job: str | None) -> JobRecord:
+    """Find a job; if the word names a file instead, the error says how to diagnose that."""
     try:
         return find_announced(job)
     except JobNotFoundError as error:
@@ -119,15 +119,15 @@ def _found(job: str | None) -> JobRecord:
 
 
 def _rows(found: Diagnosis) -> Iterator[Row]:
-    """Yield what the diagnosis rests on, then the block that `status` prints, with all advice."""
+    """Yield what the diagnosis rests on, then the rows that `status` prints, with all advice."""
     if found.job:
         yield "job", f"{found.job.record.job_id or '-'}  {found.job.record.name}"
         attempt = f", attempt {found.attempt}" if found.attempt else ""
         yield "state", f"{output.painted_state(found.job.state.value)}{attempt}"
     ending = list[Row]()
     if found.verdict or found.failure:
-        verdict = short(found)
-        ending = [*block(found.job, found.failure, verdict, found.attempt, followed=_after(found))]
+        verdict, followed = short(found), _after(found)
+        ending += failure_rows(found.job, found.failure, verdict, found.attempt, followed=followed)
     if found.verdict is None:
         yield from _without_verdict(found)
     else:
@@ -135,15 +135,15 @@ def _rows(found: Diagnosis) -> Iterator[Row]:
     yield from ending
 
 
-def _signs(found: Diagnosis, told: str) -> list[str]:
-    """Return the first two signs that are not `told` below."""
+def _signs(found: Diagnosis, below: str) -> list[str]:
+    """Return the first two signs that are not in the text printed `below`."""
     lines = [each.line for each in found.verdict.evidence] if found.verdict else []
     signs = [(cut(line.text.strip()), place_of(line, found)) for line in lines]
-    return [f"{place}: {text}" for text, place in signs if text not in told][:2]
+    return [f"{place}: {text}" for text, place in signs if text not in below][:2]
 
 
 def _after(found: Diagnosis) -> Iterator[str]:
-    """Yield what was printed because of it: for each kind of line the first one."""
+    """Yield the consequences: the first line of each kind, and how many followed."""
     for each in found.verdict.consequences if found.verdict else ():
         where = f" on {count(len(each.ranks), 'rank')}" if each.ranks else ""
         yield f"{count(each.count, 'line')}{where} such as: {cut(each.first.text.strip())}"
@@ -161,7 +161,7 @@ def _without_verdict(found: Diagnosis) -> Iterator[Row]:
     else:
         yield "signs", f"no cause found in {count(found.lines, 'line')}"
         if job is not None and job.state is JobState.RUNNING:
-            yield "next", f"see where its ranks are: clusterrun diagnose {name} --stacks"
+            yield "next", f"see where the ranks are: clusterrun diagnose {name} --stacks"
 
 
 def diagnosis_object(found: Diagnosis) -> dict[str, Any]:
@@ -169,7 +169,7 @@ def diagnosis_object(found: Diagnosis) -> dict[str, Any]:
     verdict = found.verdict
     doubts = found.job.suspicions if found.job else ()
     return {
-        "job_id": found.job.record.job_id or None if found.job else None,
+        "job_id": (found.job.record.job_id or None) if found.job else None,
         "attempt": found.attempt or None,
         "suspicions": [{"kind": each.kind.value, "text": each.text} for each in doubts],
         "verdict": _verdict_object(verdict, found) if verdict else None,
@@ -198,8 +198,9 @@ def diagnosis_object(found: Diagnosis) -> dict[str, Any]:
 
 def _verdict_object(verdict: Verdict, found: Diagnosis) -> dict[str, Any]:
     cause, first = verdict.cause, verdict.first
-    told = short(found)
-    run = run_of(found.job, told, found.attempt) if told and found.job else None
+    shortened = short(found)
+    run = run_of(found.job, shortened, found.attempt) if shortened and found.job else None
+    advice = to_do(shortened, run, found.failure) if shortened else []
     return {
         "class": cause.id,
         "role": first.role.value,
@@ -210,28 +211,29 @@ def _verdict_object(verdict: Verdict, found: Diagnosis) -> dict[str, Any]:
         "first_ts": timestamp(first.line.at),
         "message": first.line.text.strip(),
         "frames": list(first.frames),
-        "retry": (retry_of(told, run) if told else verdict.retry).value,
+        "retry": (retry_of(shortened, run) if shortened else verdict.retry).value,
         "exclude_nodes": list(verdict.nodes) if cause.blames_node else [],
         "means": cause.means,
-        "do": [str(advice) for advice in to_do(told, run, found.failure)] if told else [],
+        "do": [str(each) for each in advice],
     }
 
 
-def _show_look(job: str | None, *, as_json: bool) -> Exit:
+def _show_stacks(job: str | None, *, as_json: bool) -> Exit:
     """Print where the ranks are; return Exit.NO if ranks miss a collective."""
     found = status(find_announced(job))
-    hang = look(found)
+    hang = locate_ranks(found)
     head = {"job_id": found.record.job_id, "attempt": found.attempt}
     if as_json:
-        output.answer_json({"schema": "clusterrun.look/1", **head, **_look_object(hang)})
+        output.answer_json({"schema": "clusterrun.look/1", **head, **_hang_object(hang)})
     else:
         output.answer(f"job {head['job_id']} {found.record.name}, attempt {found.attempt}")
-        for text in _look_lines(hang):
+        for text in _hang_lines(hang):
             output.answer(text)
     return Exit.NO if hang.is_lasting else Exit.OK
 
 
-def _look_lines(hang: Hang) -> Iterator[str]:
+def _hang_lines(hang: Hang) -> Iterator[str]:
+    """Yield where the ranks are, and from flight recorders (FR) for which a collective waits."""
     for group in groups(hang):
         nodes = {hang.nodes.get(rank, "?") for rank in group.ranks}
         ranks = f"{count(len(group.ranks), 'rank')}: {fold_ranks(group.ranks)}"
@@ -247,12 +249,13 @@ def _look_lines(hang: Hang) -> Iterator[str]:
         yield f"        for {hang.looked_at - stuck.since:.0f} s"
     if missing := len(hang.nodes) - hang.dumped:
         label = "" if texts else "FR"
-        yield f"{label:<8}{count(missing, 'rank')} left no dump: torch records none, or hangs"
+        ranks = count(missing, "rank")
+        yield f"{label:<8}{ranks} left no dump: the flight recorder is off, or hangs"
     if hang.silent:
         yield f"SILENT  {fold_hosts(hang.silent)} did not answer"
 
 
-def _look_object(hang: Hang) -> dict[str, Any]:
+def _hang_object(hang: Hang) -> dict[str, Any]:
     stuck = hang.stuck if hang.is_lasting else None
     return {
         "groups": [{**x._asdict(), "ranks": fold_ranks(x.ranks)} for x in groups(hang)],
@@ -273,7 +276,7 @@ def _look_object(hang: Hang) -> dict[str, Any]:
     }
 
 
-# What explains the failure, in one archive that can be given to others, without secrets
+# The archive of --bundle, which can be given to others: without secrets
 
 MOST_BYTES: Final = 256 * 1024  # of a file: its last part
 MOST_NODES: Final = 64  # whose logs are packed
@@ -284,9 +287,9 @@ _NO_TEXTS: Final = ("class", "role", "domain", "status", "ranks", "nodes", "retr
 def _pack(target: Path, record: JobRecord, found: Diagnosis) -> None:
     """Write a `.tgz` of a run's diagnosis, records, configuration and errors.
 
-    Of many nodes, those of the verdict come first. The values of variables that were passed by name
-    are removed from it; it has no texts of the script if this shell may not have all of them.
-    Raises ClusterrunError if `target` exists or cannot be written.
+    Of many nodes, those of the verdict come first. Values of variables that were passed by name are
+    removed; no output is packed if this shell may lack one of these values. Raises ClusterrunError
+    if `target` exists or cannot be written.
     """
     import io
     import tarfile
@@ -295,12 +298,12 @@ def _pack(target: Path, record: JobRecord, found: Diagnosis) -> None:
 
     unknown = unknown_names(record.paths)
     values = {name: os.environ.get(name, "") for name in passed_names(record.paths)}
-    texts, names = _texts(record.paths, found, with_output=not unknown), set[str]()
+    texts, names = _packed(record.paths, found, with_output=not unknown), set[str]()
     try:
         with target.open("xb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
             os.fchmod(file.fileno(), 0o600)
             for name, text in texts:
-                data = _without(values, text).encode("utf-8", "replace")
+                data = _without_values(values, text).encode("utf-8", "replace")
                 entry = tarfile.TarInfo(f"{record.name}-{record.run_id}/{name}")
                 entry.size, entry.mode = len(data), 0o600
                 archive.addfile(entry, io.BytesIO(data))
@@ -317,17 +320,19 @@ def _pack(target: Path, record: JobRecord, found: Diagnosis) -> None:
         )
 
 
-def _without(values: Mapping[str, str], text: str) -> str:
-    """Remove values, the longest first: one may begin like another. JSON escapes some letters."""
+def _without_values(values: Mapping[str, str], text: str) -> str:
+    """Remove values, the longest first: one may begin like another."""
     for name, value in sorted(values.items(), key=lambda item: -len(item[1])):
         if len(value) < _LEAST_LETTERS and not is_secret(name, value):
             continue
-        for form in (value, json.dumps(value)[1:-1]):
+        in_json = json.dumps(value)[1:-1]  # without its quotes: JSON escapes some letters
+        for form in (value, in_json):
             text = text.replace(form, f"[{name}]")
     return redacted(text)
 
 
-def _texts(paths: RunPaths, found: Diagnosis, *, with_output: bool) -> Iterator[tuple[str, str]]:
+def _packed(paths: RunPaths, found: Diagnosis, *, with_output: bool) -> Iterator[tuple[str, str]]:
+    """Yield the name and text of each file; without `with_output`, none that a rank printed."""
     answer, attempt = diagnosis_object(found), found.attempt
     verdict = answer["verdict"] or {}
     shown = answer if with_output else {"verdict": {n: verdict.get(n) for n in _NO_TEXTS}}
@@ -336,13 +341,14 @@ def _texts(paths: RunPaths, found: Diagnosis, *, with_output: bool) -> Iterator[
     configuration = (paths.resolved, paths.plan, paths.accelerate, paths.deepspeed)
     of_run = (paths.env_script, paths.record)
     outputs = [paths.end, paths.batch_output, paths.outcome(attempt)]
+    blamed = verdict.get("nodes", ())
     for kind in (
         paths.log_errors(attempt, "any").parent.glob("*.err"),
         paths.events_dir.glob("*.jsonl"),
         paths.rank_errors(attempt, "any").parent.glob("*.jsonl"),
     ):
-        blamed = verdict.get("nodes", ())  # they come first
-        outputs += sorted(kind, key=lambda path: (path.stem not in blamed, path.name))[:MOST_NODES]
+        by_blame = sorted(kind, key=lambda path: (path.stem not in blamed, path.name))
+        outputs += by_blame[:MOST_NODES]
     record = replace(read_attempt(paths, attempt), secret="")
     name = paths.attempt_record(attempt).relative_to(paths.root).as_posix()
     yield name, reading.as_text(record, SCHEMA)

@@ -49,10 +49,10 @@ def command(
     """
     only, skip = (tuple(",".join(each).split(",")) if each else () for each in (only, skip))
     subject = doctor.subject_of(job.load())
-    looks = doctor.chosen(subject, only, skip)
+    checks = doctor.chosen(subject, only, skip)
     facts: dict[str, object] = {"job_id": None, "run_dir": None, "exclude": None}
     is_trial = "nodes" in job.flags and not {"script", "module"} & job.flags.keys()
-    found = _shown(doctor.examine(subject, looks, before_nodes=is_trial), as_json)
+    found = _print_early(doctor.examine(subject, checks, before_nodes=is_trial), as_json)
     if is_trial and any(x.severity is Severity.FAIL for x in found):
         output.say("no job was submitted")
     elif is_trial:
@@ -60,21 +60,21 @@ def command(
         of_nodes, exclude = doctor.findings(smoke)
         facts = {"job_id": smoke.job_id, "run_dir": str(smoke.run_dir)}
         facts["exclude"] = exclude or None
-        found += _shown([x for x in of_nodes if doctor.is_chosen(x.id, only, skip)], as_json)
+        found += _print_early([x for x in of_nodes if doctor.is_chosen(x.id, only, skip)], as_json)
         output.say(f"the nodes' reports are in {smoke.run_dir / DIRECTORY}")
-    return _close(found, facts, as_json)
+    return _print_rest(found, facts, as_json)
 
 
-def _shown(found: list[Finding], as_json: bool) -> list[Finding]:
-    """Print findings; on a terminal only what is ok: the rest comes last."""
+def _print_early(found: list[Finding], as_json: bool) -> list[Finding]:
+    """Print and return findings; on a terminal print only what is ok: the rest comes last."""
     for each in found:
         if not as_json and (each.severity is Severity.OK or not output.is_on_terminal()):
             output.answer_finding(each)
     return found
 
 
-def _close(found: list[Finding], facts: dict[str, object], as_json: bool) -> Exit:
-    """Print what is left, or all as one JSON object; skipped checks are only counted."""
+def _print_rest(found: list[Finding], facts: dict[str, object], as_json: bool) -> Exit:
+    """Print what is left, or all as one JSON object; skipped checks only with --verbose."""
     counts = Counter(each.severity for each in found)
     if as_json:
         numbers = {status.value: counts[status] for status in Severity}
@@ -82,7 +82,7 @@ def _close(found: list[Finding], facts: dict[str, object], as_json: bool) -> Exi
         data = {"schema": "clusterrun.doctor/1", "checks": rows, "counts": numbers, **facts}
         output.answer_json(data)
     elif output.is_on_terminal():
-        skipped = (Severity.SKIP,) * output.session.verbose
+        skipped = [Severity.SKIP] if output.session.verbose else []
         for status in (*skipped, Severity.NOTE, Severity.FAIL):
             for each in found:
                 if each.severity is status:
@@ -93,9 +93,6 @@ def _close(found: list[Finding], facts: dict[str, object], as_json: bool) -> Exi
     if facts["exclude"]:
         output.say(f"leave out the nodes that failed: --exclude {facts['exclude']}")
     return Exit.NO if counts[Severity.FAIL] else Exit.OK
-
-
-# Pages
 
 
 @click.command()
@@ -132,8 +129,8 @@ Page = tuple[str, list[tuple[str, str]]]
 def pages() -> dict[str, Page]:
     """Return the pages of all ids."""
     causes = {cause.id: _page_of_cause(cause) for cause in built_in().values()}
-    looks = {name: _page_of_check(name, page) for name, page in node.pages().items()}
-    return {**causes, **looks, **{x.id: (x.reason, [("fix", x.fix)]) for x in rules().values()}}
+    checks = {name: _page_of_check(name, page) for name, page in node.pages().items()}
+    return {**causes, **checks, **{x.id: (x.reason, [("fix", x.fix)]) for x in rules().values()}}
 
 
 def _page_of_cause(cause: KnownCause) -> Page:

@@ -35,7 +35,7 @@ from clusterrun.shared import wording
 from clusterrun.shared.files import end_of
 from clusterrun.shared.hostlist import fold_hosts
 from clusterrun.shared.state import JobState
-from clusterrun.verbs.status import look, looks
+from clusterrun.verbs.status import poll, quick_status
 
 _lines, _few_lines = under("Lines"), under("Lines", common=False)
 _filter = under("Filter")
@@ -117,7 +117,7 @@ def command(**wanted: Any) -> int:
         raise UsageError("--follow and --until cannot be combined", hint="keep one of them")
     request = build_request(wanted)
     if wanted["with_times"] and request.reads_batch:
-        output.note("these lines have no times")
+        output.note("the lines of the batch script have no times")
     if wanted["following"]:
         return follow_job(request)
     read(request)
@@ -137,7 +137,7 @@ def read(request: Request) -> None:
         output.say(f"the batch script of {title_of(request.record)} has printed nothing")
         return
     if size == 0:
-        _tell_nothing_yet(request)
+        _explain_no_lines(request)
         return
     printer = LogPrinter(request=request, nodes=[file.node for file in files])
     is_cut = _print_lines(request, printer)
@@ -198,15 +198,15 @@ def exit_status(request: Request, now: JobStatus | None = None) -> int:
     if not request.exit_status:
         return Exit.OK
     if now is None:
-        now = look(request.record)
+        now = quick_status(request.record)
         if now.error:
             raise now.error
     return Exit.NO if now.state.is_terminal and not now.state.is_success else Exit.OK
 
 
-def _tell_nothing_yet(request: Request) -> None:
+def _explain_no_lines(request: Request) -> None:
     """Report why there are no lines. Raises ClusterrunError if there should be some."""
-    now, title = look(request.record), title_of(request.record)
+    now, title = quick_status(request.record), title_of(request.record)
     if now.error:
         raise now.error
     if now.state in _WAITING:
@@ -232,9 +232,6 @@ def _why_it_waits(title: str, now: JobStatus) -> str:
     return ": ".join(filter(None, (f"{title} is {now.state.value.lower()}", why)))
 
 
-# What was left out
-
-
 def _note_what_was_left_out(request: Request, count: int, size: int, *, is_cut: bool) -> None:
     """Report what was not printed: `count` lines were, of `size` bytes in all."""
     if request.tail == 0:
@@ -258,7 +255,7 @@ def _note_what_was_left_out(request: Request, count: int, size: int, *, is_cut: 
 def _note_which_lines(request: Request, count: int, size: int, *, is_cut: bool) -> None:
     world = request.record.world_size
     of_each = " of each attempt" if len(request.attempts) > 1 else ""
-    number = request.tail if of_each and request.tail else count
+    number = request.tail if of_each and request.tail else count  # the tail is of one attempt
     what = f"last {wording.count(number, 'line')}{of_each}" if is_cut else "all lines"
     if request.query.overview and world > 1:
         errors = "the newest error lines" if is_cut else "the error lines"
@@ -271,10 +268,7 @@ def _note_which_lines(request: Request, count: int, size: int, *, is_cut: bool) 
 
 
 def follow_job(request: Request) -> int:
-    """Print the last lines of a job, then new ones until it ends.
-
-    Ctrl-C stops following, not the job; the exit status is then 130.
-    """
+    """Print the last lines of a job, then new ones until it ends; Ctrl-C does not end the job."""
     watch = _Watch(request.record)
     try:
         _print_until_the_end(request, watch)
@@ -290,6 +284,7 @@ def follow_job(request: Request) -> int:
 
 
 def _print_until_the_end(request: Request, watch: _Watch) -> None:
+    """Print lines as they come; which nodes failed only when no other line is left."""
     known = [file.node for file in find_files(request)]
     printer = LogPrinter(request=request, nodes=known or request.nodes or (), is_following=True)
     entries = follow(
@@ -325,14 +320,14 @@ def _print_until_the_end(request: Request, watch: _Watch) -> None:
 
 
 def print_joined(files: tuple[LogFile, ...], printer: LogPrinter) -> None:
-    """Print which nodes have logs now."""
+    """Print which nodes have logs now, after a plus sign as `stern` does."""
     ranks = sum(len(file.ranks or ()) for file in files)
     nodes = fold_hosts(file.node for file in files)
     printer.note(f"+ {nodes} ({wording.count(ranks, 'rank')})" if ranks else f"+ {nodes}")
 
 
 def print_left(left: list[LogLine], printer: LogPrinter) -> None:
-    """Print which nodes failed; the agents' lines and the end of the job give reasons."""
+    """Print which nodes failed, after a minus sign; the agents' lines and the end give reasons."""
     ends: dict[int, list[str]] = {}
     for end in left:
         if code := parse_end(end.text):
@@ -346,7 +341,7 @@ class _Watch:
     """Looks now and then whether the job has ended, sooner once a node's log is complete."""
 
     def __init__(self, record: JobRecord) -> None:
-        self._record, self._looks = record, looks(record)
+        self._record, self._polled = record, poll(record)
         self._due_at = float("-inf")
         self._said = ""
         self._is_over = self._prints = False
@@ -356,10 +351,10 @@ class _Watch:
     def see(self, entry: Entry) -> None:
         """Show on a terminal what an attempt does until it prints."""
         is_end = isinstance(entry, LogLine) and entry.stream is Stream.END
-        if is_end:
-            self._looks, self._due_at = looks(self._record), float("-inf")
+        if is_end:  # the job probably ends, too: ask at once
+            self._polled, self._due_at = poll(self._record), float("-inf")
         if not isinstance(entry, Pause):
-            output.still()
+            output.clear_progress()
             self._prints = isinstance(entry, LogLine) and not is_end
         elif self.now and not self._prints:
             self._line.show(self.now)
@@ -367,7 +362,7 @@ class _Watch:
     def ended(self) -> bool:
         """Return whether the job has ended, or its scheduler has forgotten it."""
         if time.monotonic() >= self._due_at:
-            now, self._is_over, pause_s = next(self._looks)
+            now, self._is_over, pause_s = next(self._polled)
             self.now = now
             text = _why_it_waits(title_of(self._record), now) if now.state in _WAITING else ""
             if now.error:

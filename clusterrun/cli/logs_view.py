@@ -67,8 +67,10 @@ class Request(NamedTuple):
     @property
     def folds(self) -> bool:
         """Return whether equal lines of several ranks become one line of text."""
-        if self.form != "text" or self.dedup is not None:
-            return self.form == "text" and self.dedup is True
+        if self.form != "text":
+            return False
+        if self.dedup is not None:
+            return self.dedup
         ranks = self.query.ranks
         writers = self.record.world_size if ranks is None else len(ranks)
         return writers >= LEAST_WRITERS and self.prefix
@@ -81,10 +83,7 @@ def title_of(record: JobRecord) -> str:
 
 
 def build_request(wanted: dict[str, Any]) -> Request:
-    """Check the options of `logs`, by parameter name, against the run that they name.
-
-    Raises UsageError, and JobNotFoundError without the run.
-    """
+    """Check options, by parameter name, against the run. Raises UsageError, JobNotFoundError."""
     record = find_announced(wanted["job"])
     nodes = None if wanted["nodes"] is None else frozenset(parse_hostlist(wanted["nodes"]))
     streams = _streams(wanted["streams"])
@@ -95,7 +94,8 @@ def build_request(wanted: dict[str, Any]) -> Request:
     tail = wanted["tail"]
     if tail is None:
         tail = "all" if wanted["since"] or wanted["until"] else DEFAULT_TAIL
-    time_chars = 12 if wanted["with_times"] else 8 if has_prefix else 0
+    time_chars = len("12:34:56") if has_prefix else 0
+    time_chars = len("12:34:56.789") if wanted["with_times"] else time_chars
     return Request(
         record=record,
         catalogue=catalogue,
@@ -140,6 +140,7 @@ def read_attempt(text: str) -> int | str:
 
 
 def _query(record: JobRecord, streams: frozenset[Stream] | None, wanted: dict[str, Any]) -> Query:
+    """Check the chosen ranks, lines and times; `streams` None: of the batch script."""
     if wanted["all_ranks"] and wanted["ranks"] is not None:
         raise UsageError("--rank and --all-ranks cannot be combined", hint="keep one of them")
     if streams is None and wanted["errors"]:
@@ -148,7 +149,7 @@ def _query(record: JobRecord, streams: frozenset[Stream] | None, wanted: dict[st
         wanted["ranks"], record.world_size, of=f"{title_of(record)} has ranks"
     )
     chosen = (ranks, wanted["nodes"], wanted["streams"])
-    is_chosen = wanted["all_ranks"] or wanted["errors"] or any(c is not None for c in chosen)
+    is_chosen = wanted["all_ranks"] or wanted["errors"] or any(each is not None for each in chosen)
     since_us, until_us = (
         _moment(f"--{name}", wanted[name], record=record, batch=streams is None)
         for name in ("since", "until")
@@ -220,7 +221,8 @@ def parse_moment(text: str, now: datetime) -> int:
         elif _CLOCK.match(stripped):
             clock = time.fromisoformat(stripped if stripped[1] != ":" else f"0{stripped}")
             moment = datetime.combine(now, clock, now.tzinfo)
-            moment -= timedelta(days=moment > now)
+            if moment > now:
+                moment -= timedelta(days=1)
         else:  # Python 3.10 does not accept the Z
             moment = datetime.fromisoformat(re.sub(r"[Zz]\Z", "+00:00", stripped))
             moment = moment if moment.tzinfo else moment.replace(tzinfo=now.tzinfo)
@@ -249,7 +251,7 @@ class LogPrinter:
         self._attempt = request.first_attempt
         self._held: list[bytes] = []
         self._status = b""
-        self._last = self._kept_lines()  # only so many of the held lines are written
+        self._most = self._most_lines()  # only so many of the held lines are written
         self._view = self._new_view()
 
     def print_lines(self, lines: Sequence[LogLine]) -> None:
@@ -263,7 +265,7 @@ class LogPrinter:
         """Report that the run was started again."""
         self._view.start_attempt(attempt)
         self._flush()
-        self._last = self._kept_lines()
+        self._most = self._most_lines()
         if self._attempt:
             if self.request.form == "json":
                 self._held.append(to_json({"type": "attempt", "attempt": attempt}))
@@ -324,23 +326,23 @@ class LogPrinter:
             dedup=request.folds,
         )
 
-    def _kept_lines(self) -> int | None:
-        """Return how many folded lines are written at most."""
+    def _most_lines(self) -> int | None:
+        """Return how many folded lines are written at most; None for all."""
         tail = self.request.tail
         is_all = self.is_following or not self.request.folds or (tail or 0) > MOST_KEPT
         return None if is_all else tail
 
     def _write(self) -> None:
         """Write the held lines if there are many, or drop those that are not among the last."""
-        if len(self._held) >= _AT_ONCE + (self._last or 0):
-            if self._last is None:
+        if len(self._held) >= _AT_ONCE + (self._most or 0):
+            if self._most is None:
                 self._flush()
             else:
-                self._keep()
+                self._drop_older()
 
     def _flush(self) -> None:
         """Write the held lines, and flush the output."""
-        self._keep()
+        self._drop_older()
         content = b"".join(self._held)
         self.count += content.count(b"\n") or bool(content)  # a last line may lack its end
         if self._status and content:
@@ -348,11 +350,11 @@ class LogPrinter:
         self._held.clear()
         _put(content)
 
-    def _keep(self) -> None:
+    def _drop_older(self) -> None:
         """Drop held lines that are not among the last."""
-        if self._last is not None and len(self._held) > self._last:
+        if self._most is not None and len(self._held) > self._most:
             self.is_cut = True
-            del self._held[: -self._last or None]
+            del self._held[: len(self._held) - self._most]
 
     def _show_status(self, text: str) -> None:
         """Keep a text in the last row of the terminal until something else is written."""

@@ -52,7 +52,7 @@ submit --wait exits with the status of the job: that of the first rank that fail
 
 
 class Verb(NamedTuple):
-    """One command: its module, heading and summary; there it is `NAME_command`, else `command`."""
+    """The module that has a command, as `NAME_command` or `command`; its heading and summary."""
 
     module: str
     heading: str
@@ -62,7 +62,7 @@ class Verb(NamedTuple):
 VERBS: Final[dict[str, Verb]] = {
     "plan": Verb("plan", "Run", "Estimate memory, time and cost before you submit."),
     "scaling": Verb("scaling", "Run", "Measure how a script scales across nodes."),
-    "submit": Verb("submit", "Run", "Submit a training script to N nodes."),
+    "submit": Verb("submit", "Run", "Submit a training script to run on N nodes."),
     "check": Verb("submit", "Run", "Look for pitfalls in a script and its launch."),
     "render": Verb("submit", "Run", "Print the batch script that submit sends."),
     "resume": Verb("resume", "Run", "Continue a run that has ended."),
@@ -138,20 +138,20 @@ def _show_help(ctx: click.Context, parameter: click.Parameter, asked: bool) -> N
 
 
 def _with_global_options(command: click.Command) -> click.Command:
-    """Add the options that every command has."""
+    """Add the options that every command has, to it and to its subcommands."""
     if isinstance(command, click.Group):
         for inner in command.commands.values():
             _with_global_options(inner)
     known = {option for parameter in command.params for option in parameter.opts}
     flag: dict[str, Any] = {"is_flag": True, "expose_value": False, "is_eager": True}
     rare: dict[str, Any] = {"heading": "Output", "common": False, "callback": _set}
-    colours = {**flag, "is_flag": False, "type": click.Choice(COLOURS)}
-    letter = "-Q" if "-q" in known else "-q"  # sbatch: -q is --qos, -Q is --quiet
+    choice = {**flag, "is_flag": False, "type": click.Choice(COLOURS)}
+    quiet = "-Q" if "-q" in known else "-q"  # sbatch: -q is --qos, -Q is --quiet
     used, whole = "print the files and settings that are used", "print this help with all options"
     is_short = isinstance(command, GroupedCommand)
     options = [
-        GroupedOption(["--color"], help="colour the output  [default: auto]", **rare, **colours),
-        GroupedOption([letter, "--quiet"], help="suppress notes", **rare, **flag),
+        GroupedOption(["--color"], help="colour the output  [default: auto]", **rare, **choice),
+        GroupedOption([quiet, "--quiet"], help="suppress notes", **rare, **flag),
         GroupedOption(["-v", "--verbose"], help=used, **rare, **flag),
         click.Option(["-h", "--help"], help="print this help", callback=_show_help, **flag),
         click.Option(["--help-all"], hidden=not is_short, help=whole, callback=_show_help, **flag),
@@ -243,6 +243,7 @@ def _run(args: list[str]) -> int:
 
 
 def _invoke(args: list[str]) -> int:
+    """Complete a word, print a page of help, or run a verb where the run directory is."""
     if instruction := os.environ.get(_COMPLETE):
         try:
             return shell_complete(group, {}, "clusterrun", _COMPLETE, instruction)
@@ -273,7 +274,7 @@ def _invoke(args: list[str]) -> int:
 
 
 def _read_session(args: list[str]) -> None:
-    """Find our own output options in a line that could not be parsed."""
+    """Find the output options in a command line that click could not parse."""
     own = itertools.takewhile(lambda word: word != "--" and not word.endswith(".py"), args)
     words = " ".join(own).replace("=", " ").split()
     output.session.json = "--json" in words
@@ -283,6 +284,7 @@ def _read_session(args: list[str]) -> None:
 
 
 def _from_click(error: click.UsageError, args: Sequence[str]) -> UsageError:
+    """Return our error for an error of click."""
     verb = " ".join(word for word in args[:1] if word in VERBS)
     command = error.ctx.command_path if error.ctx else f"clusterrun {verb}".rstrip()
     fallback = f"run '{command} --help' for the options"

@@ -112,7 +112,7 @@ def command(
     if as_json:
         output.answer_json(_estimate_object(answer, near, others))
     else:
-        plan_view.show(answer, near, what=what, others=others)
+        plan_view.show(answer, near, what_if=what, others=others)
     return {None: Exit.FAILED, Fit.NO: Exit.NO}.get(answer.verdict, Exit.OK)
 
 
@@ -131,14 +131,8 @@ def _recommend(question: Question, *, as_json: bool) -> Exit:
     return Exit.NO if answer.never_ends else Exit.OK
 
 
-# Compared with a run
-
-
 def _compare(job: str | None, *, as_json: bool) -> None:
-    """Compare a run with the estimate from its own configuration; None is the newest run.
-
-    Raises ClusterrunError for a run that has reported nothing yet.
-    """
+    """Compare a run, or the newest, with its estimate. Raises ClusterrunError without reports."""
     record = find_record(job)
     try:
         answer = estimate(question_of(configuration(record)))
@@ -174,12 +168,11 @@ def _compared(
     # What ranks report is torch's allocator: no margin, no context.
     allocated = total(x for x in gpu.terms if x.name != CONTEXT) if gpu else None
     saved = total(checkpoint_terms(answer.question.setup))
-    gib = lambda size: f"{plan_view.gib(size)} GiB"  # noqa: E731
     pairs: list[tuple[str, Callable[[float], str], float | None, float | None]] = [
         ("step time", "{:.4g} s".format, step, found.step_s),
         ("steps", "{:,.0f}".format, answer.steps.total, found.steps),
-        ("allocated per GPU", gib, allocated, found.gpu_bytes),
-        ("host memory", gib, answer.host_memory.total_bytes, found.host_bytes),
+        ("allocated per GPU", _gib, allocated, found.gpu_bytes),
+        ("host memory", _gib, answer.host_memory.total_bytes, found.host_bytes),
         ("checkpoint", plan_view.gigabytes, saved, found.checkpoint_bytes),
     ]
     compared, rows = {}, list[tuple[str, ...]]()
@@ -192,16 +185,14 @@ def _compared(
     return compared, rows
 
 
-# For programs
+def _gib(size: float) -> str:
+    return f"{plan_view.gib(size)} GiB"
 
 
 def _estimate_object(
     answer: Estimate, around: Sequence[Estimate] = (), others: Sequence[Choice] = ()
 ) -> dict[str, Any]:
-    """Describe an estimate and, in short, its neighbours and alternatives.
-
-    Every term has its formula, and nothing is rounded.
-    """
+    """Describe an estimate, with its formulas; in short, its neighbours and alternatives."""
     question, setup = answer.question, answer.question.setup
     found = {name: _plain(getattr(answer, name)) for name in ("host_memory", "gpu_memory", "disk")}
     found["disk"] |= {"keep": question.keep, "keep_best": question.keep_best}

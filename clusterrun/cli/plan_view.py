@@ -23,17 +23,18 @@ _WORDS: Final = {Fit.FITS: "fits", Fit.TIGHT: "fits tightly", Fit.NO: "does not 
 
 
 def show(
-    answer: Estimate, around: Sequence[Estimate], *, what: str | None, others: Sequence[Choice]
+    answer: Estimate, around: Sequence[Estimate], *, what_if: str | None, others: Sequence[Choice]
 ) -> None:
-    """Print an estimate, the verdict first, and its neighbours: a table if `what` is given."""
+    """Print an estimate, the verdict first, and its neighbours: a table with `what_if`."""
     colour = _COLOURS[answer.verdict] if answer.verdict else None
     first = click.style(verdict_line(answer), fg=colour, bold=True)
     more = (*_alternatives(others, answer.question.setup), *_pace(answer))
     for line in (first, *more, "", *_lines(answer)):
         output.answer(line)
-    if what is not None:
+    if what_if is not None:
         output.answer("")
-        rows = [(_gpu_row if what == "gpu" else _setup_row)(each) for each in (answer, *around)]
+        row_of = _gpu_row if what_if == "gpu" else _setup_row
+        rows = [row_of(each) for each in (answer, *around)]
         _table(rows, spare=("SAMPLES/s", "HOST", "OF", "SEQ", "BATCH"))
     elif around and not answer.lacks_memory:
         needs = [(each.question.setup, each.gpu_memory or each.host_memory) for each in around]
@@ -50,39 +51,37 @@ def show(
         output.answer(first)
 
 
-# The first lines
-
-
 def verdict_line(answer: Estimate) -> str:
     """Return the verdict with the need that decides it."""
     verdict, disk = answer.verdict, answer.disk
     if verdict is None:
-        return f"no verdict: {_open(answer)}"
+        return f"no verdict: {_unjudged(answer)}"
     there = gigabytes(disk.capacity_bytes or 0)
     on_disk = f"{gigabytes(disk.total_bytes)} of checkpoints on a disk with {there} free"
     gpu, host = answer.gpu_memory, answer.host_memory
     if gpu and gpu.verdict is verdict:
-        return f"{_WORDS[verdict]}: {_of(gpu)} per GPU"
-    for need, what in ((host, f"{_of(host)} of memory per node"), (disk, on_disk)):
+        return f"{_WORDS[verdict]}: {_need_text(gpu)} per GPU"
+    for need, what in ((host, f"{_need_text(host)} of memory per node"), (disk, on_disk)):
         if need.verdict is verdict:
             return f"{_WORDS[verdict]}: {what}"
+    # No memory or disk decides: the time limit does.
     takes = f"{span(answer.time.whole)} " if answer.time and answer.time.whole else ""
     limit = f"in a job of {clock(answer.question.limit_s or 0)} that saves nothing"
     return f"does not finish: {takes}{limit}; pass --save-every or raise --time"
 
 
-def _open(answer: Estimate) -> str:
+def _unjudged(answer: Estimate) -> str:
     """Return what is needed, and what has to be known for a verdict."""
     need = answer.gpu_memory or answer.host_memory
     where = "GPU" if answer.gpu_memory else "node"
     least = "at least " if need.is_part else ""
     if need.capacity_bytes is not None:
-        return f"{least}{_of(need)} per {where}, and activations are not counted"
+        return f"{least}{_need_text(need)} per {where}, and activations are not counted"
     option = "--gpu h100-80g" if answer.gpu_memory else "--host-mem 64GiB"
     return f"{least}{gib(need.total_bytes)} GiB per {where}; pass {option} for a verdict"
 
 
-def _of(need: Need) -> str:
+def _need_text(need: Need) -> str:
     """Write a need and its capacity, with a decimal if they would look the same or are small."""
     needed, there = need.total_bytes / GIB, (need.capacity_bytes or 0) / GIB
     digits = 0 if min(needed, there) >= 10 and round(needed) != round(there) else 1
@@ -91,8 +90,8 @@ def _of(need: Need) -> str:
 
 def _alternatives(found: Sequence[Choice], asked: Setup) -> Iterator[str]:
     """Yield the options that would make it fit, one alternative per line."""
-    for number_, choice in enumerate(found):
-        label = "" if number_ else "would fit:"
+    for index, choice in enumerate(found):
+        label = "" if index else "would fit:"
         tightly = ", tightly" if choice.verdict is Fit.TIGHT else ""
         options = changed_options(choice.setup, asked)
         yield f"{label:<12}{options} ({choice.gpu_bytes / GIB:,.0f} GiB{tightly})"
@@ -100,16 +99,16 @@ def _alternatives(found: Sequence[Choice], asked: Setup) -> Iterator[str]:
 
 def changed_options(setup: Setup, asked: Setup) -> str:
     """Return the options that change `asked` into `setup`."""
-    what = changed(setup, asked)
+    changes = changed(setup, asked)
     passes = f"--micro-batch {setup.micro_batch} --accumulation {setup.accumulation}"
     options = {
-        f"--nodes {setup.nodes}": "nodes" in what,
-        f"--lora {setup.lora}": "lora" in what,
-        "--load-in-4bit": "load_in_4bit" in what,
-        f"--strategy {setup.strategy.value}": ("strategy" in what and setup.world > 1)
+        f"--nodes {setup.nodes}": "nodes" in changes,
+        f"--lora {setup.lora}": "lora" in changes,
+        "--load-in-4bit": "load_in_4bit" in changes,
+        f"--strategy {setup.strategy.value}": ("strategy" in changes and setup.world > 1)
         or setup.offloads_optimizer,
-        "--grad-ckpt" if setup.grad_ckpt else "--no-grad-ckpt": "grad_ckpt" in what,
-        passes: "micro_batch" in what or setup.accumulation != asked.accumulation,
+        "--grad-ckpt" if setup.grad_ckpt else "--no-grad-ckpt": "grad_ckpt" in changes,
+        passes: "micro_batch" in changes or setup.accumulation != asked.accumulation,
     }
     return " ".join(option for option, is_changed in options.items() if is_changed)
 
@@ -119,23 +118,20 @@ def _pace(answer: Estimate) -> Iterator[str]:
     time, question = answer.time, answer.question
     if time is None or answer.lacks_memory:
         return
-    parts = [f"{span(time.whole)} on {_things(question)}"] if time.whole else []
+    parts = [f"{span(time.whole)} on {_devices(question)}"] if time.whole else []
     parts += [f"{number(answer.gpu_hours)} GPU-hours"] if answer.gpu_hours else []
     tokens = tokens_per_s(time, question.setup)
     rate = f"{number(tokens)} tokens/s" if tokens else f"{number(time.samples_s)} samples/s"
     yield ", ".join([*parts, rate])
 
 
-def _things(question: Question) -> str:
+def _devices(question: Question) -> str:
     return count(question.setup.world, "rank" if question.is_cpu else "GPU")
 
 
 def tokens_per_s(time: Time, setup: Setup) -> float | None:
     """Return the tokens a second of all ranks; None if samples have no tokens."""
     return time.samples_s * setup.seq_len if setup.seq_len and setup.model.is_text else None
-
-
-# The estimate
 
 
 def _lines(answer: Estimate) -> Iterator[str]:
@@ -166,7 +162,7 @@ def _head(question: Question) -> Iterator[str]:
     }
     yield _row("model", "   ".join(text for text, is_so in facts.items() if is_so))
     kind = "CPU" if question.is_cpu else (question.gpu.name if question.gpu else "GPU")
-    cluster = f"{count(setup.nodes, 'node')} x {setup.procs_per_node} {kind} = {_things(question)}"
+    cluster = f"{count(setup.nodes, 'node')} x {setup.procs_per_node} {kind} = {_devices(question)}"
     yield _row("cluster", f"{cluster}   strategy {setup.strategy.value}")
 
 
@@ -237,6 +233,7 @@ def _time(answer: Estimate, time: Time) -> Iterator[str]:
 
 
 def _basis(time: Time, question: Question) -> str:
+    """Say where the time of a step comes from."""
     reached = f"at MFU {time.mfu:.2g}" if time.mfu else ""
     if time.step.basis == "measured":
         return f"measured, {reached}" if reached else "measured"
@@ -277,9 +274,6 @@ def _disk(answer: Estimate) -> str:
         verdict = "   not checked: the job writes elsewhere"
     one = gigabytes(total(checkpoint_terms(question.setup)))
     return _row("disk", f"{one} per checkpoint, {sums}{free}{verdict}")
-
-
-# Neighbours and choices
 
 
 def _table(rows: Sequence[dict[str, str]], spare: tuple[str, ...]) -> None:
@@ -365,9 +359,6 @@ def nothing_fits(least: Choice, question: Question) -> str:
         f"no setup fits: even {as_options(least.setup)} needs {gib(least.gpu_bytes)} GiB per "
         f"GPU{of_gpu} and {gib(least.host_bytes)} GiB per node{of_host}; {less}"
     )
-
-
-# Words and numbers
 
 
 def _row(label: str, text: str) -> str:

@@ -63,7 +63,7 @@ def command(
     clusterrun resume 4711 -- --max-steps 400
     """
     plan = prepare_resume(
-        _chosen(run), start, job.flags, job.overrides, exclude_bad=exclude_bad, force=force
+        _find_run(run), start, job.flags, job.overrides, exclude_bad=exclude_bad, force=force
     )
     if plan.is_complete:
         _say_complete(plan, answer)
@@ -81,7 +81,7 @@ def command(
     return submission.answer_and_wait(record, _object(plan, record, warnings), answer)
 
 
-def _chosen(run: str | None) -> JobRecord:
+def _find_run(run: str | None) -> JobRecord:
     """Find a run; without a name, the newest that ended without completing, or the newest."""
     record = None if run or FORWARDED else newest_failed()
     if record is not None:
@@ -93,7 +93,7 @@ def _say_complete(plan: Resumption, answer: options.HowToAnswer) -> None:
     name = plan.status.record.job_id or plan.status.record.run_id
     advice = f"to train further, pass new arguments: clusterrun resume {name} -- ARGS"
     if plan.start.checkpoint is None:
-        advice = f"it has no checkpoint; to train again, run: clusterrun resubmit {name}"
+        advice = f"the run has no checkpoint; to train again: clusterrun resubmit {name}"
     output.note(f"run {plan.status.record.run_id} is complete; {advice}")
     if answer.as_json:
         output.answer_json(_object(plan, plan.status.record, []))
@@ -101,14 +101,11 @@ def _say_complete(plan: Resumption, answer: options.HowToAnswer) -> None:
         output.answer(plan.status.record.job_id)
 
 
-# What will be done
-
-
 def _print_steps(plan: Resumption) -> None:
     output.detail("ended", f"job {plan.status.record.job_id}: {_failure(plan)}")
-    output.detail("from", _from(plan), *plan.start.passed_over)
+    output.detail("from", _start_text(plan), *plan.start.passed_over)
     submission.print_changes(plan.changed)
-    if batch := _batch(plan):
+    if batch := _batch_change(plan):
         output.detail("batch", batch)
     output.detail("attempt", str(plan.status.attempt + 1))
     if plan.status.record.paths.project.is_dir():
@@ -125,7 +122,8 @@ def _failure(plan: Resumption) -> str:
     return job_view.failure_text(failure) if failure else state.value
 
 
-def _from(plan: Resumption) -> str:
+def _start_text(plan: Resumption) -> str:
+    """Name the checkpoint that the next attempt starts from."""
     found, newer = plan.start.checkpoint, len(plan.start.newer)
     last = plan.status.attempts[-1].outcome if plan.status.attempts else None
     own = "what the script itself saved" if last and last.is_handled else "the beginning"
@@ -133,17 +131,14 @@ def _from(plan: Resumption) -> str:
     return f"{what} ({count(newer, 'newer checkpoint')} set aside)" if newer else what
 
 
-def _batch(plan: Resumption) -> str:
-    """Tell how the effective batch, if the checkpoint has it, changes with the ranks."""
+def _batch_change(plan: Resumption) -> str:
+    """Say how the number of ranks changes the effective batch; "" if it does not or is unknown."""
     found, ranks = plan.start.checkpoint, plan.prepared.plan.world_size
     old = found.settings.get("effective_batch") if found else None
     if found is None or not isinstance(old, int) or found.world_size in (0, ranks):
         return ""
     new = f"{old * ranks / found.world_size:g} ({found.world_size} -> {ranks} ranks)"
-    return f"{old} -> {new}; if the script refuses it, also change the batch size or accumulation"
-
-
-# For programs
+    return f"{old} -> {new}; if the script refuses that, also change its batch size or accumulation"
 
 
 def _object(plan: Resumption, record: JobRecord, warnings: submission.Warnings) -> dict[str, Any]:
@@ -157,9 +152,6 @@ def _object(plan: Resumption, record: JobRecord, warnings: submission.Warnings) 
         "set_aside": [str(path) for path in plan.start.newer],
         **submission.changes_object(plan.changed),
     }
-
-
-# A new run
 
 
 @click.command(cls=options.ContinueCommand)

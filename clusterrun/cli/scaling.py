@@ -115,9 +115,6 @@ def _waited(worlds: Sequence[Prepared], runs: Iterable[JobRecord | None]) -> lis
     return results
 
 
-# The worlds
-
-
 class Result(NamedTuple):
     """One world, its run, and its point of the table, or why it has none."""
 
@@ -168,11 +165,7 @@ def node_counts(text: str) -> tuple[int, ...]:
 
 
 def prepare_worlds(job: JobOptions, counts: Sequence[int]) -> tuple[Prepared, ...]:
-    """Prepare a run of a job for each number of nodes.
-
-    Each is called `NAME-scaling`, and stops at its time limit. Raises UsageError if the job can't
-    run in one of the worlds.
-    """
+    """Prepare NAME-scaling for each number of nodes, to stop at its limit. Raises UsageError."""
     each = [{"nodes": Given(value=str(count), flag="--nodes")} for count in counts]
     first = job.with_flags(each[0]).load()
     same = {
@@ -214,6 +207,7 @@ def newest_runs(worlds: Sequence[Prepared]) -> Iterator[JobRecord | None]:
 
 
 def _is_of(record: JobRecord, plan: Plan) -> bool:
+    """Return whether a run is of this world: its size, script and arguments."""
     ran = (record.name, record.nodes, record.procs_per_node, record.strategy, record.device)
     if ran != (plan.name, plan.nodes, plan.procs_per_node, plan.strategy.value, plan.device.value):
         return False
@@ -242,9 +236,6 @@ def scaling_of(
         measured_at=datetime.fromtimestamp(max(ends)).isoformat(timespec="seconds"),
         points=tuple(points),
     )
-
-
-# The answer
 
 
 def _show(results: Sequence[Result], scaling: Scaling | None, *, as_json: bool) -> None:

@@ -53,9 +53,9 @@ def command(
     If a job waits, also show why, and changes that may start it sooner.
 
     JOB is a job id, the name of a run or its directory  [default: the newest run]. The exit status
-    is 0 even if the job failed. With --exit-status, it is 3 for a job that did not complete, or
-    whose own reports show that it trained nothing. For several jobs, the exit status is the largest
-    one, and the output of --json is that of list --json.
+    is 0 even if the job failed. With --exit-status, the exit status is 3 for a job that did not
+    complete, or whose own reports show that it trained nothing. For several jobs, the exit status
+    is the largest one, and the output of --json is that of list --json.
 
     \b
     clusterrun status
@@ -68,10 +68,11 @@ def command(
         _adopt(find.locate(name))
     records = job_view.find_all_announced(wanted)
     shown: list[JobStatus] = []
-    look = partial(_look, follow=follow, waiting=waiting)
-    for job in map(look, records) if follow or waiting else statuses_explained(records):
+    wait_for = partial(_await_status, follow=follow, waiting=waiting)
+    for job in map(wait_for, records) if follow or waiting else statuses_explained(records):
         if not as_json:
-            output.answer_rows((*[("", "")] * bool(shown), *_lines(job)))
+            blank = [("", "")] if shown else []
+            output.answer_rows([*blank, *_lines(job)])
         _say_notes(job)
         shown.append(job)
     if as_json:
@@ -87,7 +88,8 @@ def command(
     return max(_report_silence([job.error for job in shown]), Exit.NO if bad else Exit.OK)
 
 
-def _look(record: JobRecord, *, follow: bool, waiting: bool) -> JobStatus:
+def _await_status(record: JobRecord, *, follow: bool, waiting: bool) -> JobStatus:
+    """Return the status of a job: now, or with `follow` or `waiting` its last one."""
     if follow:
         from clusterrun.cli.shared.screen import watch  # imports rich and the estimate
 
@@ -95,7 +97,7 @@ def _look(record: JobRecord, *, follow: bool, waiting: bool) -> JobStatus:
             return seen
     if not waiting:
         return statuses_explained([record])[0]
-    return wait(record, stuck=job_view.warn_stuck, rest=job_view.WaitLine().rest)
+    return wait(record, stuck=job_view.warn_stuck, rest=job_view.WaitLine().pause)
 
 
 def _say_notes(job: JobStatus) -> None:
@@ -106,7 +108,7 @@ def _say_notes(job: JobStatus) -> None:
         record = job.record
         cluster = f"-M {shlex.quote(record.slurm_cluster)} " if record.slurm_cluster else ""
         command = f"scontrol {cluster}update JobId={record.job_id} StartTime=now+2"
-        output.note(f"to have Slurm start it now, run: {command}")
+        output.note(f"to have Slurm start the job now, run: {command}")
         output.note(f"a site can shorten the two minutes: {REQUEUE_DELAY}")
 
 
@@ -130,9 +132,6 @@ def top_command(job: str | None) -> int:
     seen = screen.watch(record) or status(record)
     screen.print_screen(seen)
     return _report_silence([seen.error])
-
-
-# For people
 
 
 def _adopt(record: JobRecord) -> None:
@@ -161,19 +160,23 @@ def _lines(job: JobStatus) -> Iterator[tuple[str, str]]:
     yield from () if closing else job_view.startup_lines(job)
     if job.progress.step is not None:
         yield "step", _progress(job)
-    numbers = {n: v for n, v in job.progress.metrics.items() if isinstance(v, int | float)}
+    metrics = job.progress.metrics.items()
+    numbers = [(name, value) for name, value in metrics if isinstance(value, int | float)]
     if numbers:
-        shown = (f"{n} {v:{',.0f' if abs(v) >= 1000 else '.4g'}}" for n, v in numbers.items())
-        yield "metrics", ", ".join(shown)
+        yield "metrics", ", ".join(f"{name} {_metric(value)}" for name, value in numbers)
     yield from job_view.usage_lines(job)
     yield from _output(job)
     if newest := _checkpoint(job):
         yield "checkpoint", newest
-    yield from _attempts(job, is_told=bool(closing))
+    yield from _attempts(job, has_end_below=bool(closing))
     if record.chained_job_ids and not job.state.is_terminal:
         yield "chain", f"continues as {', '.join(record.chained_job_ids)}"
     logs = f"clusterrun logs {shlex.quote(record.job_id or record.run_dir)}"
     yield from closing or (("run dir", record.run_dir), ("logs", logs))
+
+
+def _metric(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _output(job: JobStatus) -> Iterator[tuple[str, str]]:
@@ -183,22 +186,22 @@ def _output(job: JobStatus) -> Iterator[tuple[str, str]]:
     yield "output", f"last written {clock(silent_s)} ago"
     if job.state is JobState.RUNNING and silent_s >= _SILENT_S:
         name = shlex.quote(job.record.job_id or job.record.run_dir)
-        yield "", f"if it hangs, see where: clusterrun diagnose {name} --stacks"
+        yield "", f"if the job hangs, see where: clusterrun diagnose {name} --stacks"
 
 
 def _checkpoint(job: JobStatus) -> str:
     """Name the newest checkpoint; an earlier attempt's by its step."""
     if job.checkpoint:
         is_trainers = job.checkpoint.rpartition("/")[2].startswith("checkpoint-")
-        return f"{'the Trainer saved ' * is_trainers}{job.checkpoint}"
+        return f"{'the Trainer saved ' if is_trainers else ''}{job.checkpoint}"
     return job_view.earlier_checkpoint(job)
 
 
 def _state(job: JobStatus) -> Iterator[str]:
     yield output.painted_state(job.state.value)
     # A job that was cancelled before it ran has status 0 to Slurm; that would read as success.
-    says = job.exit_code or (job.exit_code == 0 and job.state.is_success)
-    if job.state.is_terminal and (job.exit_signal or says):
+    has_code = job.exit_code or (job.exit_code == 0 and job.state.is_success)
+    if job.state.is_terminal and (job.exit_signal or has_code):
         yield f"signal {job.exit_signal}" if job.exit_signal else f"exit {job.exit_code}"
     if job.elapsed_s is not None:
         limit = "" if job.limit_s is None else f" / {clock(job.limit_s)}"
@@ -210,6 +213,7 @@ def _state(job: JobStatus) -> Iterator[str]:
 
 
 def _world(job: JobStatus) -> str:
+    """Return the world that was requested, and whether the ranks have proved it."""
     record = job.record
     asked = f"{count(record.nodes, 'node')} x {count(record.procs_per_node, 'rank')}"
     if job.world_size is None:
@@ -219,8 +223,8 @@ def _world(job: JobStatus) -> str:
         return f"{asked}, {'not joined yet' if runs else 'never joined a process group'}"
     if job.world_size != record.world_size:
         return f"{count(job.world_size, 'rank')}, but {asked} were requested"
-    engine = _ENGINES.get(job.engine, "")
-    return f"{count(job.world_size, 'rank')} in one world = {asked}{engine and f', {engine}'}"
+    engine = f", {_ENGINES[job.engine]}" if job.engine in _ENGINES else ""
+    return f"{count(job.world_size, 'rank')} in one world = {asked}{engine}"
 
 
 def _progress(job: JobStatus) -> str:
@@ -231,45 +235,41 @@ def _progress(job: JobStatus) -> str:
         return done
     left_s = job_view.eta_s(job)
     left = job_view.silence(progress) or ("" if left_s is None else f"{clock(left_s)} to go")
-    bar = f"{progress.bar and ': '}{progress.bar}"
+    bar = f": {progress.bar}" if progress.bar else ""
     origin = f"  (from its output{bar})" if progress.source is ProgressSource.OUTPUT else ""
     return f"{', '.join(filter(None, (done, left)))}{origin}"
 
 
-# Attempts
-
-
-def _attempts(job: JobStatus, *, is_told: bool) -> Iterator[tuple[str, str]]:
-    """Yield the label and text of each attempt; nothing if the run needed only one.
-
-    If the end of the last `is_told` below, its line has only the cause.
-    """
+def _attempts(job: JobStatus, *, has_end_below: bool) -> Iterator[tuple[str, str]]:
+    """Yield a row for each of several attempts; how the last one ended may be said below."""
     attempts, is_over = job.attempts, job.state.is_terminal
     outcomes = [attempt.outcome for attempt in attempts if attempt.outcome]
     is_good = all(outcome.cause is Cause.COMPLETED for outcome in outcomes)
-    if len(attempts) < 2 and (is_good or (is_told and outcomes)):
+    if len(attempts) < 2 and (is_good or (has_end_below and outcomes)):
         return
     for attempt in attempts:
         is_last = attempt is attempts[-1]
-        ended = _attempt(attempt, may_run=is_last and not is_over, is_told=is_last and is_told)
+        may_run, has_end = is_last and not is_over, is_last and has_end_below
+        ended = _attempt_line(attempt, may_run=may_run, has_end_below=has_end)
         yield "" if attempt.number > 1 else "attempts", f"{attempt.number}  {ended}"
 
 
-def _attempt(attempt: AttemptSummary, *, may_run: bool, is_told: bool) -> str:
+def _attempt_line(attempt: AttemptSummary, *, may_run: bool, has_end_below: bool) -> str:
     nodes, outcome = fold_hosts(attempt.nodes), attempt.outcome
     if outcome is None:
-        missing = ("not reported yet" if not nodes else "") if may_run else "end not reported"
-        return "  ".join(filter(None, (nodes, missing)))
+        missing = "" if nodes else "not reported yet"
+        return "  ".join(filter(None, (nodes, missing if may_run else "end not reported")))
     span = ""
     if outcome.started_at:  # an agent reported it
         start = datetime.fromtimestamp(outcome.started_at)
         span = f"{start:%m-%d %H:%M:%S}  {clock(outcome.ended_at - outcome.started_at)}"
     head = "  ".join(filter(None, (span, nodes)))
-    ended = job_view.how_it_ended(outcome) if is_told else "; ".join(_facts(attempt, outcome))
-    return f"{head}  {ended}"
+    if has_end_below:
+        return f"{head}  {job_view.how_it_ended(outcome)}"
+    return f"{head}  {'; '.join(_ending_facts(attempt, outcome))}"
 
 
-def _facts(attempt: AttemptSummary, outcome: Outcome) -> Iterator[str]:
+def _ending_facts(attempt: AttemptSummary, outcome: Outcome) -> Iterator[str]:
     yield job_view.how_it_ended(outcome, job_view.brief(outcome.reason))
     if outcome.checkpoint is not None:
         yield f"checkpoint {outcome.checkpoint}"
@@ -284,7 +284,7 @@ def _facts(attempt: AttemptSummary, outcome: Outcome) -> Iterator[str]:
         yield f"{outcome.next.value}: {outcome.why}{rule}" if has_news else outcome.next.value
 
 
-# All of them
+# The table of `list`
 
 SPARE = ("START", "GPUS", "ELAPSED / LIMIT", "NODES", "PROJECT", "STEP", "NAME")
 HEAD = ("JOB", "NAME", "STATE", "NODES", "GPUS", "START", "ELAPSED / LIMIT", "STEP", "WHY / WHERE")
@@ -325,7 +325,8 @@ def list_command(
     found = list_jobs(limit=limit)
     shown = [job for job in found if not states or job.state.value in states]
     if not (everything or newest or states):
-        dropped = {id(job) for job in [j for j in shown if j.state.is_terminal][ENDED_SHOWN:]}
+        ended = [job for job in shown if job.state.is_terminal]
+        dropped = {id(job) for job in ended[ENDED_SHOWN:]}
         shown = [with_last_step(job) for job in shown if id(job) not in dropped]
     if as_json:
         jobs = [job_view.job_object(job) for job in shown]

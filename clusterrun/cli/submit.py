@@ -46,7 +46,7 @@ def command(
     chain: int | None,
     answer: options.HowToAnswer,
 ) -> int:
-    """Submit a training script to N nodes.
+    """Submit a training script to run on N nodes.
 
     Put options before SCRIPT and the script's arguments after it. An option of submit after SCRIPT
     is refused if the script has no such option; after --, every word goes to the script. With -m,
@@ -102,7 +102,7 @@ def _prepare_planned(job: options.JobOptions) -> Prepared:
 
 
 def _dry_run(prepared: Prepared, warnings: submission.Warnings, *, as_json: bool) -> Exit:
-    """Print what each look before the queue found, a line each, and return the exit status."""
+    """Print what each check before the queue found, a line each, and return the exit status."""
     ids = dict.fromkeys(each.id for each in prepared.pitfalls)
     pitfalls = ok("check", "no pitfall found")
     if ids:
@@ -110,8 +110,8 @@ def _dry_run(prepared: Prepared, warnings: submission.Warnings, *, as_json: bool
     found = [ok("job", "; ".join(submission.plan_in_words(prepared.plan))), pitfalls]
     for each in () if as_json else found:
         output.answer_finding(each)
-    for look in (_machine, _estimate, _queue):
-        found.append(look(prepared))
+    for examine in (_check_machine, _check_estimate, _check_queue):
+        found.append(examine(prepared))
         if not as_json:
             output.answer_finding(found[-1])
     if as_json:
@@ -123,7 +123,7 @@ def _dry_run(prepared: Prepared, warnings: submission.Warnings, *, as_json: bool
     return Exit.UNREACHABLE if found[-1].severity is Severity.SKIP else Exit.OK
 
 
-def _machine(prepared: Prepared) -> Finding:
+def _check_machine(prepared: Prepared) -> Finding:
     from clusterrun.verbs import doctor  # slow to import
 
     subject = doctor.Subject(prepared)
@@ -135,12 +135,12 @@ def _machine(prepared: Prepared) -> Finding:
     noted = [each.id for each in found if each.severity is Severity.NOTE]
     if noted:
         return note("doctor", ", ".join(noted), "run clusterrun doctor with the same options")
-    looked = sum(each.severity is Severity.OK for each in found)
-    slurm = " and Slurm" * bool(prepared.plan.cluster.scheduler.reads_sbatch)
-    return ok("doctor", f"{count(looked, 'check')} of this machine{slurm}, nothing wrong")
+    passed = sum(each.severity is Severity.OK for each in found)
+    slurm = " and Slurm" if prepared.plan.cluster.scheduler.reads_sbatch else ""
+    return ok("doctor", f"{count(passed, 'check')} of this machine{slurm}, nothing wrong")
 
 
-def _estimate(prepared: Prepared) -> Finding:
+def _check_estimate(prepared: Prepared) -> Finding:
     if not prepared.resolved.spec.names_model:
         return ok("plan", "no estimate: nothing names the model (--set training.model=NAME)")
     from clusterrun.advice.question import estimated  # slow to import
@@ -153,7 +153,7 @@ def _estimate(prepared: Prepared) -> Finding:
     return ok("plan", "memory, disk and time suffice, as far as is known")
 
 
-def _queue(prepared: Prepared) -> Finding:
+def _check_queue(prepared: Prepared) -> Finding:
     name = "sbatch" if prepared.plan.cluster.scheduler.reads_sbatch else "script"
     try:
         answer = check(prepared)
@@ -162,9 +162,6 @@ def _queue(prepared: Prepared) -> Finding:
     except ClusterrunError as error:
         return fail(name, describe(error), "; ".join(error.hints))
     return ok(name, answer or "bash finds no errors")
-
-
-# Without a submission
 
 
 @click.command(cls=options.ScriptCommand)
@@ -187,7 +184,7 @@ def render_command(
     prepared = prepare(job.load())
     submission.print_notes(prepared)
     if prepared.problem:
-        output.note(f"submit would refuse this here: {prepared.problem.message}")
+        output.note(f"submit would refuse this job here: {prepared.problem.message}")
     if checks:
         output.say(check(prepared) or "bash finds no errors")
     if output_dir is not None:
@@ -244,13 +241,13 @@ def check_command(job: options.JobOptions, *, as_json: bool) -> Exit:
     found = find_pitfalls(resolved, prepared.plan, read_script(resolved), of_many_ranks=True)
     is_assumed = is_unsized(resolved, prepared.plan)
     of_one_rank = prepared.plan.notes if is_assumed else ()
-    said = [text for text in prepared.notes if text not in of_one_rank]
-    for text in said:
+    notes = [text for text in prepared.notes if text not in of_one_rank]
+    for text in notes:
         output.note(text)
     variables = submission.warn_of_sbatch_variables(prepared)
     script = resolved.spec.script or resolved.spec.module or ""
     if as_json:
-        notes = [*said, *variables]
+        notes += variables
         data = {"script": script, "findings": [each.to_data() for each in found], "notes": notes}
         output.answer_json({"schema": "clusterrun.check/2", **data})
     else:

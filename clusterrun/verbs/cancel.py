@@ -19,7 +19,7 @@ from clusterrun.rundir.record import JobRecord
 from clusterrun.shared import checkpoint_files, files
 from clusterrun.shared.state import JobState
 from clusterrun.verbs.find import Which, find_record
-from clusterrun.verbs.status import look
+from clusterrun.verbs.status import quick_status
 
 POLL_S: Final = 0.5
 ASK_S: Final = 10.0  # between two queries of the scheduler
@@ -28,26 +28,20 @@ END_S: Final = 15.0  # from the end of an attempt to the end of its job
 SUBMIT_S: Final = 30.0  # for the submission of a successor
 
 
-# Immediately
-
-
 def cancel(*jobs: Which) -> list[JobStatus]:
     """End jobs, and return the status that each had before. Jobs that have ended do not change.
 
     Raises UsageError if no job is given, and JobNotFoundError before any job is ended.
     """
-    found = look_before_cancel(*jobs)
+    found = jobs_to_cancel(*jobs)
     end_now(found)
     return found
 
 
-def look_before_cancel(*jobs: Which) -> list[JobStatus]:
-    """Find the jobs to end, each once, and return their status.
-
-    Raises UsageError if no job is given, JobNotFoundError for one that can't be found or ended.
-    """
+def jobs_to_cancel(*jobs: Which) -> list[JobStatus]:
+    """Return the status of the jobs to end, each once. Raises UsageError, JobNotFoundError."""
     if not jobs or not all(jobs):
-        raise UsageError("no job given", hint="name one; clusterrun list shows them")
+        raise UsageError("no job given", hint="name a job that clusterrun list shows")
     found = {record.run_dir: records.read_again(record) for record in map(find_record, jobs)}
     for record in found.values():
         if not record.job_id:
@@ -82,15 +76,14 @@ def _end_successor(job: JobStatus) -> None:
     deadline = time.monotonic() + (0 if job.state.is_terminal else SUBMIT_S)
     while True:
         last = read_outcome(paths, paths.newest_attempt()) if read_end(paths) is None else None
-        is_own = last is not None and (last.job_id, last.next) == (record.job_id, Next.SUCCESSOR)
-        is_awaited = is_own and time.monotonic() < deadline
         newest = records.read_again(record)
         if record.job_id in newest.earlier_job_ids:
             select.backend_of(newest).cancel([newest.job_id])
-        elif is_awaited:
-            time.sleep(POLL_S)
-            continue
-        return
+            return
+        follows = last is not None and (last.job_id, last.next) == (record.job_id, Next.SUCCESSOR)
+        if not follows or time.monotonic() >= deadline:
+            return
+        time.sleep(POLL_S)
 
 
 def active_chain(record: JobRecord) -> list[str]:
@@ -100,10 +93,7 @@ def active_chain(record: JobRecord) -> list[str]:
 
 
 def active_jobs(found: Sequence[JobRecord]) -> set[str]:
-    """Ask which jobs have not ended: the files of a run do not show a requeue or its last seconds.
-
-    Raises SchedulerUnreachableError.
-    """
+    """Ask which jobs have not ended: files show no requeue. Raises SchedulerUnreachableError."""
     groups: dict[Backend, list[JobRecord]] = {}
     for record in found:
         groups.setdefault(select.backend_of(record), []).append(record)
@@ -115,14 +105,8 @@ def active_jobs(found: Sequence[JobRecord]) -> set[str]:
     return active
 
 
-# After a checkpoint
-
-
-def ask_to_leave(job: JobStatus) -> bool:
-    """Ask the ranks of a job to save and exit for good; return False if none runs.
-
-    End the later jobs of its chain. Raises ClusterrunError if the ranks can't be asked.
-    """
+def ask_to_save_and_exit(job: JobStatus) -> bool:
+    """Ask ranks to save and exit, and end the chain; False if none runs. Raises ClusterrunError."""
     if job.state is not JobState.RUNNING or not job.attempt:
         return False
     backend = select.backend_of(job.record)
@@ -137,7 +121,7 @@ def ask_to_leave(job: JobStatus) -> bool:
     return True
 
 
-def leaving(
+def await_exits(
     asked: Sequence[JobStatus], *, timeout_s: float, unheard_s: float
 ) -> Iterator[list[JobStatus]]:
     """Wait until the attempts of jobs have ended, at most `timeout_s`; yield those that have not.
@@ -146,7 +130,7 @@ def leaving(
     """
     begin, waiting = time.monotonic(), list(asked)
     ask_at = begin + ASK_S
-    end_by: dict[str, float] = {}  # of jobs whose attempt has ended
+    end_by: dict[str, float] = {}  # when a job whose attempt has ended is no longer awaited
     while waiting and (now := time.monotonic()) < begin + timeout_s:
         is_due = now >= ask_at
         ask_at = now + ASK_S if is_due else ask_at
@@ -158,7 +142,7 @@ def leaving(
                 read_end(paths) is not None
                 or now > end_by.get(job.record.run_dir, now)
                 or (now > begin + unheard_s and read_evidence(paths).is_unheard)
-                or (is_due and look(job.record).state.is_terminal)
+                or (is_due and quick_status(job.record).state.is_terminal)
             ):
                 waiting.remove(job)
         if waiting:
@@ -167,23 +151,23 @@ def leaving(
 
 
 def saved_since(job: JobStatus, asked_at: float) -> tuple[Path | None, float, bool]:
-    """Find the newest checkpoint of a run, its time, and whether the ranks ended with it or alone.
+    """Return the newest checkpoint of a run, its time, and whether the ranks exited with it.
 
-    A script that saves periodically may have saved in the meantime and continued. A script that
-    reports its own checkpoints is trusted. Without a checkpoint, the script's own signal handlers
-    may have ended the ranks.
+    Without a checkpoint: None, and whether the script's own signal handlers ended the ranks. A
+    script that saves periodically may have saved after `asked_at` and continued: its ranks did not
+    exit. A script that reports its own checkpoints is trusted.
     """
     paths = job.record.paths
     evidence, outcome = read_evidence(paths), read_outcome(paths, job.attempt)
     path, at = evidence.checkpoint and Path(evidence.checkpoint), evidence.checkpoint_at or 0.0
-    place = path.parent if path else paths.checkpoints_dir
-    found, _ = checkpoint_files.newest(place, contents=False)
+    directory = path.parent if path else paths.checkpoints_dir
+    found, _ = checkpoint_files.newest(directory, contents=False)
     if found is not None and found.saved_at > at:
         path, at = found.path, found.saved_at
     if not path:
         return None, at, outcome is not None and outcome.is_handled
-    has_left = outcome is not None and outcome.cause is Cause.INTERRUPTED
-    return path, at, has_left and at >= asked_at
+    has_exited = outcome is not None and outcome.cause is Cause.INTERRUPTED
+    return path, at, has_exited and at >= asked_at
 
 
 def has_completed(record: JobRecord) -> bool:

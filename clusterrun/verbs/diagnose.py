@@ -55,7 +55,7 @@ MOST_RANKS: Final = 64  # of a verdict; nodes are all named: many faulty ones ar
 _LETTERS: Final = 300
 _RANK_OF_FILE: Final = re.compile(r"rank[_-]?(\d{1,7})(?!\d)")
 
-_BY_OTHER_RANKS: Final = {  # what only a comparison of the ranks can explain
+_BY_OTHER_RANKS: Final = {  # causes that only a comparison of the ranks can explain
     "nccl_timeout": hangs.add_absent,
     "peer_died": hangs.add_leavers,
 }
@@ -95,7 +95,7 @@ def diagnose(job: Which | None = None, *, attempt: int | None = None) -> Diagnos
     is_newest = number == paths.newest_attempt()
     outcome = outcome or (None if number else found.failure)  # it failed before its first attempt
     is_completed = outcome is not None and outcome.cause is Cause.COMPLETED
-    if is_completed and found.state not in _BY_STATE:
+    if is_completed and found.state not in _BY_STATE:  # the scheduler reports no failure either
         return Diagnosis(verdict=None, lines=0, job=found, attempt=number)
     state = found.state if is_newest else None
     answer = diagnose_attempt(found.record, number, outcome, state=state)
@@ -154,15 +154,12 @@ def _all_printed(paths: RunPaths, attempt: int, outcome: Outcome | None) -> Iter
             number += 1
             text, rank, node = each.text.decode("utf-8", "replace"), each.rank, each.node
             found = read_line(text, number=number, file="", rank=rank, node=node)
-            source = f"{node}\0{rank}\0{each.stream.value}{found.source}"
+            source = f"{node}\0{rank}\0{each.stream.value}{found.source}"  # names a process
             yield found._replace(source=source, at=each.epoch_us / 1e6)
 
 
 def diagnose_logs(names: Sequence[str], *, stdin: BinaryIO) -> Diagnosis:
-    """Diagnose the logs of any job: one interleaved file, or one for each rank or node.
-
-    `-` is standard input. Raises UsageError for a file that cannot be read.
-    """
+    """Diagnose logs of any job, in one file or several; - is standard input. Raises UsageError."""
     scanner = Scanner(table=built_in())
     for line in _lines_of(names, stdin):
         scanner.feed(line)
@@ -182,9 +179,11 @@ def _batch_output(paths: RunPaths, attempt: int, outcome: Outcome | None) -> Ite
     data = end_of(paths.batch_output, _BATCH_BYTES, since=since, until=until)
     has_run = outcome is not None and outcome.cause not in _BEFORE_RANKS
     for number, text in enumerate(data.decode("utf-8", "replace").splitlines(), 1):
-        is_echo = has_run and ECHO.search(text)
-        is_of_slurm = text.startswith(SLURM_LINES) and not is_echo
-        if is_of_slurm or not (has_run or text.startswith(PREFIX)):
+        if text.startswith(SLURM_LINES):
+            may_be_cause = not (has_run and ECHO.search(text))
+        else:
+            may_be_cause = not (has_run or text.startswith(PREFIX))
+        if may_be_cause:
             yield read_line(text, number=number, file=paths.batch_output.name)
 
 
@@ -202,21 +201,23 @@ def _sources(files: Sequence[LogFile], outcome: Outcome | None) -> list[Source]:
 
 
 def _lines_of(names: Sequence[str], stdin: BinaryIO) -> Iterator[PrintedLine]:
+    """Yield the lines of logs; a name such as rank_3.err gives the rank."""
     for name in names:
         found = _RANK_OF_FILE.search(Path(name).name)
         rank = int(found[1]) if found else None
         own = name if len(names) > 1 else ""
         try:
             with contextlib.nullcontext(stdin) if name == STDIN else Path(name).open("rb") as file:
-                pieces = iter(lambda file=file: file.readline(_PIECE_BYTES), b"")  # type: ignore[misc]
-                for at, raw in enumerate(pieces, 1):
-                    yield read_line(raw.decode("utf-8", "replace"), number=at, file=own, rank=rank)
+                number = 0
+                while raw := file.readline(_PIECE_BYTES):
+                    number += 1
+                    text = raw.decode("utf-8", "replace")
+                    yield read_line(text, number=number, file=own, rank=rank)
         except OSError as error:
             raise UsageError(f"cannot read the log '{name}'", cause=error.strerror or "") from error
 
 
-# What shows it, beside the logs: the agents, Slurm, and what nodes noted
-
+# Evidence beside the logs: of the agents, of Slurm, and what nodes noted
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _BY_STATE: Final = {
     **dict.fromkeys((JobState.TIMEOUT, JobState.DEADLINE), "slurm_time_limit"),
@@ -267,17 +268,18 @@ def _read_notes(paths: RunPaths, attempt: int) -> Iterator[NodeNote]:
 
 
 def _add_kills(scanner: Scanner, memory: Mapping[str, Memory], outcome: Outcome | None) -> None:
-    """Add what the OOM killer did: it is the cause if a process of a rank was killed."""
-    risen = {node: found for node, found in memory.items() if found.kills}
-    if outcome and outcome.signal == signal.SIGKILL and outcome.node in risen:
-        risen = {outcome.node: risen[outcome.node]}
-    role = Role.ROOT if _is_of_rank(scanner, outcome) else Role.EITHER
-    for node, found in risen.items():
+    """Add the OOM killer's kills: they are the root cause if they may have hit a rank."""
+    killing = {node: found for node, found in memory.items() if found.kills}
+    if outcome and outcome.signal == signal.SIGKILL and outcome.node in killing:
+        killing = {outcome.node: killing[outcome.node]}
+    role = Role.ROOT if _has_hit_rank(scanner, outcome) else Role.EITHER
+    for node, found in killing.items():
         line = PrintedLine(0, str(found), NoteSource.CGROUP.value, node=node)
         scanner.add("host_oom", role, line)
 
 
-def _is_of_rank(scanner: Scanner, outcome: Outcome | None) -> bool:
+def _has_hit_rank(scanner: Scanner, outcome: Outcome | None) -> bool:
+    """Return whether a kill may have hit a rank, or a worker of its data loader."""
     is_killed = outcome is None or outcome.signal == signal.SIGKILL
     return is_killed or any(each.cause.id == "dataloader_killed" for each in scanner.findings())
 
@@ -289,16 +291,16 @@ def _add_notes(scanner: Scanner, noted: Iterable[NodeNote], outcome: Outcome | N
             continue
         line = PrintedLine(0, note.text, note.source.value, rank=note.rank, node=node, at=at)
         if note.held_gpu is not None:
-            if _ran_out(scanner, node, note.held_gpu):
+            if _may_have_run_out(scanner, node, note.held_gpu):
                 scanner.add("gpu_memory_held_or_faulty", Role.ROOT, line)
-        elif _OOM.search(note.text) and note.rank is None and not _is_of_rank(scanner, outcome):
+        elif _OOM.search(note.text) and note.rank is None and not _has_hit_rank(scanner, outcome):
             scanner.add("host_oom", Role.EITHER, line)
         else:
             scanner.feed(line)
 
 
-def _ran_out(scanner: Scanner, node: str, gpu: int) -> bool:
-    """Return whether this GPU ran out of memory, as far as the messages name GPU and node."""
+def _may_have_run_out(scanner: Scanner, node: str, gpu: int) -> bool:
+    """Return whether a message may say that this GPU ran out: it names no other GPU or node."""
     lines = [each.line for each in scanner.causal() if each.cause.id == "cuda_oom"]
     named = [_GPU.search(line.text) for line in lines if line.node in ("", node)]
     return any(found is None or int(found[1]) == gpu for found in named)
@@ -313,40 +315,50 @@ def _add_outcome(scanner: Scanner, outcome: Outcome, memory: Mapping[str, Memory
     texts = text.splitlines()
     if outcome.cause is Cause.EXCEPTION:
         texts = [_TRACEBACK, *texts]
-    is_printed = not _of_rank(scanner, outcome.rank).isdisjoint(texts)
-    for each in () if is_printed else texts:  # the log has what is around it
-        scanner.feed(line._replace(text=each))
-    is_reported = any(each.line.source == AGENTS for each in scanner.causal())
-    if outcome.cause is Cause.EXCEPTION and not (is_printed or is_reported):
-        scanner.add(UNCAUGHT, Role.ROOT, line)
-    is_only = {(x.cause.id, x.line.rank) for x in scanner.causal()} == {(UNCAUGHT, None)}
-    if outcome.cause is Cause.LAUNCHER and not outcome.signal and is_only:
-        scanner.add("launcher_failed", Role.ROOT, line)
-    is_unexplained = not _of_rank(scanner, outcome.rank) and by_numbers(scanner) is None
-    if outcome.cause is Cause.EXIT and is_unexplained:
-        scanner.add(UNCAUGHT, Role.EITHER, line._replace(text=text))
-    # Blame no node for a failed preflight if they share what failed.
-    is_before = outcome.cause is Cause.PREFLIGHT
-    unfit = [node for node in outcome.unfit if is_before and node in outcome.exclude]
+    is_printed = not _causal_lines(scanner, outcome.rank).isdisjoint(texts)
+    if not is_printed:  # else the log also has what is around the error
+        for each in texts:
+            scanner.feed(line._replace(text=each))
+    _add_unexplained(scanner, outcome, line, is_printed=is_printed)
+    # Blame no node for a failed preflight if the nodes share what failed.
+    is_preflight = outcome.cause is Cause.PREFLIGHT
+    unfit = [node for node in outcome.unfit if is_preflight and node in outcome.exclude]
     for name, role in filter(None, (_by_outcome(outcome), _by_signal(outcome, memory))):
         for node in unfit or (line.node,):
             scanner.add(name, role, line._replace(node=node))
 
 
+def _add_unexplained(
+    scanner: Scanner, outcome: Outcome, line: PrintedLine, *, is_printed: bool
+) -> None:
+    """Add the general cause of a failure that no line explains; `is_printed`: the log has it."""
+    causal, text = scanner.causal(), outcome.message or outcome.reason
+    is_reported = any(each.line.source == AGENTS for each in causal)
+    is_of_launcher = {(each.cause.id, each.line.rank) for each in causal} == {(UNCAUGHT, None)}
+    is_silent = not _causal_lines(scanner, outcome.rank) and by_numbers(scanner) is None
+    if outcome.cause is Cause.EXCEPTION and not (is_printed or is_reported):
+        scanner.add(UNCAUGHT, Role.ROOT, line)
+    elif outcome.cause is Cause.LAUNCHER and not outcome.signal and is_of_launcher:
+        scanner.add("launcher_failed", Role.ROOT, line)
+    elif outcome.cause is Cause.EXIT and is_silent:
+        scanner.add(UNCAUGHT, Role.EITHER, line._replace(text=text))
+
+
 def _by_signal(outcome: Outcome, memory: Mapping[str, Memory]) -> tuple[str, Role] | None:
-    """Return what a signal shows; the kernel killed nothing if its count did not rise."""
+    """Return the cause that a signal shows: not the OOM killer if its count is known and 0."""
     found = memory.get(outcome.node or "")
     if outcome.signal == signal.SIGKILL and found and not found.kills:
         return "sigkill_external", Role.EITHER
     return _BY_SIGNAL.get(outcome.signal)
 
 
-def _of_rank(scanner: Scanner, rank: int | None) -> set[str]:
-    """Return the lines of a rank that can show the cause."""
+def _causal_lines(scanner: Scanner, rank: int | None) -> set[str]:
+    """Return the lines of a rank that may show the cause."""
     return {each.line.text.strip() for each in scanner.causal() if each.line.rank == rank}
 
 
 def _by_outcome(outcome: Outcome) -> tuple[str, Role] | None:
+    """Return the cause, and its role, that an outcome itself shows."""
     if outcome.cause in (Cause.HUNG, Cause.HALTED) and outcome.rank is not None:
         return "hang_rank_missing", Role.ROOT
     if outcome.cause is Cause.INTERRUPTED and outcome.interruption:
@@ -354,11 +366,8 @@ def _by_outcome(outcome: Outcome) -> tuple[str, Role] | None:
     return _BY_OUTCOME.get(outcome.cause)
 
 
-# For the rule book
-
-
 def prepare() -> None:
-    """Parse the table of causes: a fork of this process then judges at once."""
+    """Parse the table of causes: a fork of the conductor then finds a cause at once."""
     Scanner(table=built_in())
 
 

@@ -120,9 +120,10 @@ class Subject:
 
     def refuse_other_cluster(self) -> None:
         """Raise UnknownError if the job does not run on Slurm."""
-        if not (answer := self.plan.cluster.scheduler.reads_sbatch):
+        is_slurm = self.plan.cluster.scheduler.reads_sbatch
+        if not is_slurm:  # a `Lack`: its text says why
             is_asked = self.spec.cluster is not Cluster.AUTO
-            raise UnknownError(answer if is_asked else "no sbatch here")
+            raise UnknownError(is_slurm if is_asked else "no sbatch here")
 
 
 def subject_of(resolved: Resolved) -> Subject:
@@ -131,9 +132,6 @@ def subject_of(resolved: Resolved) -> Subject:
     if spec.script is None and spec.module is None:
         resolved = resolved._replace(spec=dataclasses.replace(spec, module=STAND_IN))
     return Subject(prepare(resolved, is_again=True))  # its notes are not printed
-
-
-# The checks that need the job
 
 
 def _job(job: Subject) -> Finding:
@@ -237,14 +235,15 @@ def chosen(job: Subject, only: Sequence[str], without: Sequence[str]) -> dict[st
         if not any(name.startswith(prefix) for name in pages()):
             hint = "list them with: clusterrun explain all"
             raise UsageError(f"no check begins with '{prefix}'", hint=hint)
-    looks = all_looks(job.needs, job.gpus)
-    if not (answer := job.plan.cluster.scheduler.is_this_machine):
-        looks |= {name: partial(skip, name, str(answer)) for name in ("node.memory", "gpu.count")}
-    looks |= {name: partial(probe, job) for name, probe in _OF_JOB.items()}
+    checks = all_looks(job.needs, job.gpus)
+    is_here = job.plan.cluster.scheduler.is_this_machine
+    if not is_here:  # a `Lack`: its text says why
+        checks |= {name: partial(skip, name, str(is_here)) for name in ("node.memory", "gpu.count")}
+    checks |= {name: partial(probe, job) for name, probe in _OF_JOB.items()}
     if not (only or job.plan.cluster.scheduler.reads_sbatch):
         without = (*without, "slurm.")
-    names = (name for name in pages() if name in looks and is_chosen(name, only, without))
-    return {name: looks[name] for name in names}
+    names = (name for name in pages() if name in checks and is_chosen(name, only, without))
+    return {name: checks[name] for name in names}
 
 
 def is_chosen(name: str, only: Sequence[str], without: Sequence[str]) -> bool:
@@ -253,7 +252,7 @@ def is_chosen(name: str, only: Sequence[str], without: Sequence[str]) -> bool:
 
 
 def examine(
-    job: Subject, looks: Mapping[str, Look], *, before_nodes: bool = False
+    job: Subject, checks: Mapping[str, Look], *, before_nodes: bool = False
 ) -> list[Finding]:
     """Run checks of a job; `before_nodes`: only those that the nodes do not run later.
 
@@ -261,10 +260,10 @@ def examine(
     """
     names = () if job.plan.cluster.scheduler.is_this_machine else _OF_THIS_MACHINE
     if before_nodes:  # whether they see the directory of the runs will be known
-        looks = {name: each for name, each in looks.items() if name.startswith(HERE)}
+        checks = {name: each for name, each in checks.items() if name.startswith(HERE)}
         names = (*names, "path.runs")
     late = {"path.runs": paths.slow(Path(job.plan.runs_dir))}
-    found = side_by_side(looks, DEADLINE_S, alone=ALONE, late=late)
+    found = side_by_side(checks, DEADLINE_S, alone=ALONE, late=late)
     return [
         dataclasses.replace(each, severity=Severity.NOTE)
         if each.severity is Severity.FAIL and each.id.startswith(names)
@@ -280,7 +279,7 @@ SCRIPT: Final = "clusterrun.health.trial"
 MINUTES: Final = 5
 REACH_S: Final = 60  # for a node to reach the first, which may start so much later
 BLOCKED_S: Final = 20.0  # for a job that may never start as things are
-LOOK_S, LOOK_NODE_S = 0.3, 0.001  # between two looks at the reports, and more for each node
+POLL_S, POLL_NODE_S = 0.3, 0.001  # between two readings of the reports, and more for each node
 QUERY_S: Final = 5.0  # a scheduler's answer may be so old
 START_S: Final = 300.0  # from a job's start to that of its script: a prolog may be slow
 _NOT_LAUNCHED: Final = re.compile(
@@ -332,9 +331,11 @@ def check_nodes(resolved: Resolved, progress: Callable[[str], None]) -> Smoke:
 
 
 def _submit_trial(resolved: Resolved) -> JobRecord:
+    """Submit the trial as a job, with the nodes and options that a configuration requests."""
     spec, plain = resolved.spec, JobSpec()
     limit = resolved.origins["slurm.time"]
     has_limit = limit.is_of_user and limit.where is None  # on the command line
+    # What the script of the job needs, the trial does not.
     unset = "script args strategy accelerate_config deepspeed_config stage spare_nodes"
     unset += " dependency begin hold mail_type"
     spec = dataclasses.replace(
@@ -360,14 +361,11 @@ def _submit_trial(resolved: Resolved) -> JobRecord:
 
 
 def _follow(record: JobRecord, progress: Callable[[str], None]) -> Smoke:
-    """Wait until the nodes have reported, or their time is up, and end the job.
-
-    A job that `srun` gave up may still wait half a minute for its nodes.
-    """
-    smoke = _Gathering(record, progress)
+    """Wait until the nodes have reported, or their time is up, and end the job."""
+    smoke = _GrowingSmoke(record, progress)
     try:
-        while not smoke.look():
-            time.sleep(LOOK_S + record.nodes * LOOK_NODE_S)
+        while not smoke.update():
+            time.sleep(POLL_S + record.nodes * POLL_NODE_S)
         return smoke
     except KeyboardInterrupt:
         progress(f"job {record.job_id} is cancelled")
@@ -375,49 +373,49 @@ def _follow(record: JobRecord, progress: Callable[[str], None]) -> Smoke:
     finally:
         is_over = smoke.now.state.is_terminal and not smoke.unstarted
         is_done = len(smoke.found) == record.nodes and all(x.is_done for x in smoke.found.values())
-        if not (is_done or is_over):
+        if not (is_done or is_over):  # after srun gave up, a job may wait half a minute for nodes
             with contextlib.suppress(ClusterrunError):
                 select.backend_of(record).cancel([record.job_id])
 
 
-class _Gathering(Smoke):
-    """What is known of a run of the script that is being followed, and `now` its state."""
+class _GrowingSmoke(Smoke):
+    """What the nodes of a job have found so far; `now` is its status."""
 
     def __init__(self, record: JobRecord, progress: Callable[[str], None]) -> None:
         super().__init__(job_id=record.job_id, run_dir=record.paths.root)
         self.has_slurm = bool(record.cluster.scheduler.reads_sbatch)
         self._record, self._progress = record, progress
         self.now = JobStatus(record=record, state=JobState.PENDING)
-        self._told = ""
+        self._reported = ""
         self._started_at = self._done_at = self._blocked_at = 0.0
 
-    def look(self) -> bool:
-        """Look once; return whether nothing more is to come."""
+    def update(self) -> bool:
+        """Read what the nodes have reported; return whether nothing more is to come."""
         at = time.monotonic()
         (self.now,) = statuses([self._record], select.backend_of, max_age_s=QUERY_S)
         if self.now.state is JobState.PENDING:
-            return self._waits(at)
+            return self._check_queue(at)
         if self.now.state is JobState.RUNNING and not self.nodes:
             self._started_at = self._started_at or at
             self.nodes = self._allocated()
         self.waited_s = at - (self._started_at or at)
         self.found, number = trial.read_nodes(self.run_dir), self._record.nodes
         self.met = next((x.met for x in self.found.values() if x.met is not None), None)
-        self._tell(f"job {self.job_id}: {len(self.found)} of {number} nodes reported")
+        self._report(f"job {self.job_id}: {len(self.found)} of {number} nodes reported")
         done = [each for each in self.found.values() if each.is_done]
         if self.found and (len(done) == len(self.found) or self.met is not None):
             self._done_at = self._done_at or at
-        is_late = self._done_at and at - self._done_at > LATE_S
+        are_others_late = self._done_at and at - self._done_at > LATE_S
         is_over = self.now.state.is_terminal or self.waited_s > START_S
-        if not (is_late or len(done) == number or is_over):
+        if not (are_others_late or len(done) == number or is_over):
             return False
         if is_over and len(done) < number:
-            self._look_for_unstarted()
+            self._find_unstarted()
         self.nodes = self.nodes or tuple(self.found)
         self.end = self.now.state if self.now.state.is_terminal and not self.found else None
         return True
 
-    def _look_for_unstarted(self) -> None:
+    def _find_unstarted(self) -> None:
         """Find the nodes on which the script did not start: the first, if it started nowhere."""
         paths = self._record.paths
         self.unstarted = self.nodes[:1]
@@ -426,31 +424,32 @@ class _Gathering(Smoke):
             printed = end_of(paths.batch_output, LAST_BYTES).decode("utf-8", "replace")
             self.unstarted = tuple(dict.fromkeys(_NOT_LAUNCHED.findall(printed)))
 
-    def _waits(self, at: float) -> bool:
-        """Return whether to give up: it could not be started, or may never start."""
+    def _check_queue(self, at: float) -> bool:
+        """Report why the job is pending; return whether it cannot, or may never, start."""
         if self.nodes:
             self.unstarted = self.nodes[:1]
             return True
-        pending = explained(self.now).pending if not self._told else self.now.pending
+        pending = explained(self.now).pending if not self._reported else self.now.pending
         why = (pending.text or pending.code) if pending else ""
-        self._tell(f"job {self.job_id} waits: {why}; Ctrl-C cancels it")
+        self._report(f"job {self.job_id} waits: {why}; Ctrl-C cancels it")
         is_blocked = pending is not None and not pending.can_start
         self._blocked_at = (self._blocked_at or at) if is_blocked else 0.0
         self.blocked = why if is_blocked and at - self._blocked_at > BLOCKED_S else ""
         return bool(self.blocked)
 
     def _allocated(self) -> tuple[str, ...]:
+        """Return the nodes of the job; () until all are known."""
         if self._record.cluster.scheduler.is_this_machine:
             return tuple(map(local_node, range(self._record.nodes)))
         with contextlib.suppress(ClusterrunError):
             names = tuple(parse_hostlist(self.now.nodelist))
-            # Until the scheduler answers, only those are known that met.
+            # Until the scheduler answers, only the nodes that met are known.
             return names if len(names) == self._record.nodes else ()
         return ()
 
-    def _tell(self, text: str) -> None:
-        if text != self._told:
-            self._told = text
+    def _report(self, text: str) -> None:
+        if text != self._reported:
+            self._reported = text
             self._progress(text)
 
 
@@ -459,8 +458,8 @@ def findings(smoke: Smoke) -> tuple[list[Finding], str]:
     output = RunPaths(root=smoke.run_dir).batch_output
     if smoke.blocked:
         text = f"job {smoke.job_id} does not start: {smoke.blocked}"
-        look = "list the nodes with sinfo -N -l; " * smoke.has_slurm
-        hint = f"{look}request others, or fewer with --nodes"
+        listing = "list the nodes with sinfo -N -l; " if smoke.has_slurm else ""
+        hint = f"{listing}request others, or fewer with --nodes"
         return _without_nodes(smoke, text, hint)
     if smoke.end is not None:
         reason = last_reason(output, 0, smoke.nodes) or last_word(output, or_any=True)
@@ -469,10 +468,11 @@ def findings(smoke: Smoke) -> tuple[list[Finding], str]:
         hint = f"read its output: clusterrun logs {smoke.job_id} --stream batch"
         return _without_nodes(smoke, text, hint)
     nodes, found = smoke.nodes, smoke.found
-    said = {node: reason_of(output, node) for node in nodes if node not in found}
-    about = (smoke.met, smoke.unstarted, said, smoke.waited_s)
-    by_node = trial.of_nodes(nodes, found, *about, has_slurm=smoke.has_slurm)
+    reasons = {node: reason_of(output, node) for node in nodes if node not in found}
+    facts = (smoke.met, smoke.unstarted, reasons, smoke.waited_s)
+    by_node = trial.of_nodes(nodes, found, *facts, has_slurm=smoke.has_slurm)
     group = trial.of_group(nodes, found, smoke.met)
+    # Of each node, the first finding says whether the node reported.
     reports = {node: checks[:1] for node, checks in by_node.items()}
     others = {node: checks[1:] for node, checks in by_node.items() if node in found}
     own = {node: [x for x in checks if x.id != trial.OF_ALL] for node, checks in by_node.items()}

@@ -50,7 +50,8 @@ def refuse_elsewhere(found: Sequence[tuple[str, JobRecord]]) -> None:
         raise UsageError(
             f"the run directories are on several hosts: {places}", hint="pass the jobs of one host"
         )
-    for home in filter(None, homes.values()):
+    home = next(iter(homes.values()), None)
+    if home is not None:
         runs = {word: record.home.run_dir for word, record in found if record.home}
         raise ElsewhereError(home.host, home.python, runs, found[0][1].job_id)
 
@@ -67,7 +68,7 @@ def locate(job: Which | None) -> JobRecord:
                 hint="choose another run; clusterrun list shows them",
             )
         return records.read(paths)
-    if job and job.startswith(_PATHS):  # without a look for the directories of runs
+    if job and job.startswith(_PATHS):  # no list of the directories of runs is needed
         with contextlib.suppress(JobNotFoundError):
             return records.resolve_job(job, ())
     return records.resolve_job(job, places_of_runs())

@@ -40,7 +40,7 @@ _CAUSES: Final = {StuckKind.MISSING: "hang_rank_missing", StuckKind.MISMATCH: "c
 
 @dataclass(frozen=True, kw_only=True)
 class Hang:
-    """Where the ranks are; `silent` nodes did not answer."""
+    """Where the ranks are; `dumped` counts flight recorders, `silent` nodes did not answer."""
 
     stuck: Stuck | None = None
     places: tuple[RankPlace, ...] = ()
@@ -57,7 +57,7 @@ class Hang:
 
 
 class Group(NamedTuple):
-    """Ranks at one place, waiting or not."""
+    """Ranks that are at one place of the script, waiting in a collective or not."""
 
     where: str
     ranks: tuple[int, ...]
@@ -65,7 +65,7 @@ class Group(NamedTuple):
 
 
 def recorded(paths: RunPaths, attempt: int) -> Hang:
-    """Read what an ended attempt left."""
+    """Read the stacks and the dumps of flight recorders that an ended attempt left."""
     dumps = [paths.flight_dumps(attempt, node) for node in read_attempt(paths, attempt).nodes]
     return _hang(_nodes(paths, attempt), read_json(paths.stacks(attempt)) or {}, dumps, None)
 
@@ -73,7 +73,7 @@ def recorded(paths: RunPaths, attempt: int) -> Hang:
 def _hang(
     nodes: dict[int, str], stacks: Mapping[str, Any], dumps: list[Path], only: set[int] | None
 ) -> Hang:
-    """Compare stacks and dumps, of all ranks or of some."""
+    """Compare stacks and the dumps of `only` some ranks; None: of all."""
     places = tuple(from_data(stacks))
     waiting = [place.rank for place in places if place.is_waiting and not place.state]
     recordings = Recordings(len(nodes), waiting)
@@ -102,7 +102,7 @@ def add_absent(scanner: Scanner, paths: RunPaths, attempt: int) -> None:
 
 
 def add_leavers(scanner: Scanner, paths: RunPaths, attempt: int) -> None:
-    """Add the ranks that ended well while the others were in a collective, if they are few."""
+    """Add the ranks that ended with status 0 while others were in a collective, if they are few."""
     world = read_attempt(paths, attempt).nodes
     nodes = _nodes(paths, attempt)
     ends = [event for node in world for event in read_ends(paths.events(node), attempt)]
@@ -116,7 +116,7 @@ def add_leavers(scanner: Scanner, paths: RunPaths, attempt: int) -> None:
         scanner.add("collective_desync", Role.EITHER, line)
 
 
-def look(job: JobStatus) -> Hang:
+def locate_ranks(job: JobStatus) -> Hang:
     """Ask the agents of a running job where its ranks are. Raises ClusterrunError."""
     paths, attempt = job.record.paths, job.attempt
     if job.state is not JobState.RUNNING or not attempt:
@@ -131,6 +131,7 @@ def look(job: JobStatus) -> Hang:
 
 
 def _ask(directory: Path) -> Mapping[str, Any]:
+    """Ask the agents; return their answer: stacks, `dumped` ranks and `silent` nodes."""
     try:
         request = request_look(directory)
     except OSError as error:
@@ -173,6 +174,7 @@ def sentences(hang: Hang, stuck: Stuck) -> list[tuple[int | None, str]]:
 
 
 def _blame(hang: Hang, stuck: Stuck, rank: int) -> str:
+    """Say what a rank did instead of entering the collective."""
     name = f"rank {rank} ({hang.nodes.get(rank, '?')})"
     called = stuck.others.get(rank, "")
     if stuck.kind is StuckKind.MISMATCH:

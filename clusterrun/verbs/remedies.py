@@ -45,7 +45,7 @@ _TIMEOUT: Final = re.compile(r"\bTimeout\(ms\)=(\d+)")
 
 @dataclass(frozen=True)
 class Run:
-    """What is known of a run that failed; `is_newest` is its attempt's."""
+    """A run that failed; `outcome` and `is_newest` are those of the diagnosed attempt."""
 
     job: JobStatus
     verdict: ShortVerdict
@@ -88,29 +88,34 @@ def to_do(verdict: ShortVerdict, run: Run | None, failure: Outcome | None) -> li
         return [replace(each, run="" if "JOB" in each.run else each.run) for each in verdict.advice]
     found = [_filled_in(each, run) for each in verdict.advice]
     if remedy := _REMEDIES.get(verdict.cause):
-        at, compute = remedy
-        found[at : at + 1] = compute(run) or found[at : at + 1]
+        index, compute = remedy
+        found[index : index + 1] = compute(run) or found[index : index + 1]
     return [each for each in found if _is_of_use(each, run)] or found
 
 
 def retry_of(verdict: ShortVerdict, run: Run | None) -> Retry:
-    """Return whether a new attempt may succeed, as far as this run shows.
+    """Return whether a new attempt may succeed: not if this run shows that it would fail again."""
+    return Retry.NO if run is not None and _would_fail_again(run) else verdict.retry
 
-    It can't if the script refused its arguments, or failed at one line on all ranks.
-    """
-    if run is None:
-        return verdict.retry
-    last, is_over = run.outcome, verdict.cause == "slurm_time_limit" and run.checkpoint is None
-    if last is not None:
-        is_usage = last.cause is Cause.EXIT and last.code == Exit.USAGE
-        is_shared = last.alike >= run.plan.world_size and (last.alike > 1 or last.step is None)
-        is_own = verdict.generic and last.cause in (Cause.EXIT, Cause.EXCEPTION)
-        is_over |= last.rule in _REPEATS or (is_own and (is_usage or is_shared))
-    return Retry.NO if is_over else verdict.retry
+
+def _would_fail_again(run: Run) -> bool:
+    last = run.outcome
+    if run.verdict.cause == "slurm_time_limit" and run.checkpoint is None:
+        return True  # a new attempt begins at the first step, under the same limit
+    if last is None:
+        return False
+    if last.rule in _REPEATS:
+        return True
+    if not run.verdict.generic or last.cause not in (Cause.EXIT, Cause.EXCEPTION):
+        return False
+    if last.cause is Cause.EXIT and last.code == Exit.USAGE:
+        return True  # as argparse exits if it refuses the arguments
+    # One error of all ranks is the script's. A world of one rank has to fail before its first step.
+    return last.alike >= run.plan.world_size and (last.alike > 1 or last.step is None)
 
 
 def _is_of_use(advice: Advice, run: Run) -> bool:
-    """Return whether advice applies: to a job that runs, to Slurm, to a failure that is over."""
+    """Return whether advice applies to this failure, this state of the job and this scheduler."""
     words = advice.run.split() or [""]
     if "--stacks" in words and run.job.state is not JobState.RUNNING:
         return False
@@ -135,7 +140,9 @@ def _filled_in(advice: Advice, run: Run) -> Advice:
 
 
 def _smaller_batch(run: Run) -> list[Advice]:
-    spec, options = run.spec, batch_of(run.spec.args)
+    """Return a smaller micro-batch: as settings if `plan` chose it, else as script options."""
+    spec = run.spec
+    options = None if spec.planned else batch_of(spec.args)
     if spec.planned:
         micro, accumulation = spec.micro_batch or 1, spec.accumulation or 1
     elif options:
@@ -145,7 +152,7 @@ def _smaller_batch(run: Run) -> list[Advice]:
     smaller = smaller_passes(micro, accumulation)
     if smaller is None:
         return []
-    if spec.planned or options is None:
+    if options is None:
         sets = (f"training.micro_batch={smaller[0]}", f"training.accumulation={smaller[1]}")
         command = run.resume("--set", sets[0], "--set", sets[1])
     else:
@@ -161,7 +168,8 @@ def _smaller_batch(run: Run) -> list[Advice]:
     return [Advice(text=text, run=command)]
 
 
-def _longer(run: Run) -> list[Advice]:
+def _longer_time_limit(run: Run) -> list[Advice]:
+    """Return the limit for the steps that are left; twice the limit if their rate is unknown."""
     progress, saved = run.job.progress, run.checkpoint
     is_reported = progress.source is ProgressSource.REPORTED  # printed ones may be of one epoch
     if not (run.is_newest and is_reported and progress.total and progress.rate_per_s):
@@ -171,14 +179,14 @@ def _longer(run: Run) -> list[Advice]:
     left = progress.total - (saved.step if saved else 0)
     if left <= 0:
         return []
-    seconds = left / progress.rate_per_s
-    limit = clock(math.ceil(seconds * 11 / 600) * 60)
+    left_s = left / progress.rate_per_s
+    minutes = math.ceil(left_s * 11 / 10 / 60)  # a tenth more, as in `segments`
     text = (
-        f"{left:,} steps are left, {clock(seconds)} at {progress.rate_per_s:.3g} steps/s; with a "
+        f"{left:,} steps are left, {clock(left_s)} at {progress.rate_per_s:.3g} steps/s; with a "
         "tenth for starts and saves"
     )
-    found = [Advice(text=text, run=run.resume("--time", limit))]
-    jobs = segments(seconds, run.job.limit_s) if saved and run.job.limit_s else 1
+    found = [Advice(text=text, run=run.resume("--time", clock(60 * minutes)))]
+    jobs = segments(left_s, run.job.limit_s) if saved and run.job.limit_s else 1
     if jobs > 1:
         text = f"or keep the limit and let {jobs} jobs run one after another"
         found.append(Advice(text=text, run=run.resume("--on-interrupt", "successor")))
@@ -186,6 +194,7 @@ def _longer(run: Run) -> list[Advice]:
 
 
 def _more_memory(run: Run) -> list[Advice]:
+    """Return twice the memory: of --mem, or else of the cgroup's limit."""
     spec = run.spec
     if hit := re.fullmatch(r"0*([1-9]\d*)([KMGTkmgt]?)", spec.mem or ""):
         what = f"double the memory, now --mem {spec.mem}"
@@ -197,14 +206,14 @@ def _more_memory(run: Run) -> list[Advice]:
     return []
 
 
-def _timeout(run: Run) -> str:
-    """Return twice the timeout, that of the job or the one that was printed."""
+def _longer_timeout(run: Run) -> str:
+    """Return twice the timeout: the one that the job sets, or else the one that was printed."""
     hit = _TIMEOUT.search("\n".join((run.verdict.text, *run.verdict.more)))
     now = run.plan.timeout_s or (int(hit[1]) // 1000 if hit else 0)
     return format_seconds(2 * now) if now else "TIMEOUT"
 
 
-def _installed(run: Run) -> list[Advice]:
+def _importable_module(run: Run) -> list[Advice]:
     """Return where Python should look for a module of the project, or where to install it."""
     found = _MODULE.search(run.verdict.text)
     if found is None:
@@ -219,15 +228,15 @@ def _installed(run: Run) -> list[Advice]:
     return [Advice(text=text, run=install), Advice(text="then restart the run", run=run.resume())]
 
 
-def _mended(run: Run) -> list[Advice]:
-    """Return how to correct the arguments."""
+def _accepted_arguments(run: Run) -> list[Advice]:
+    """Return how to correct arguments that the script refused."""
     if not _REFUSED.search(run.verdict.text):
         return []
     command = run.resume(from_scratch=True, args=("ARGS",))
     return [Advice(text="pass arguments that the script accepts", run=command)]
 
 
-def _earlier(run: Run) -> str:
+def _earlier_start(run: Run) -> str:
     """Return the checkpoint before the newest, for `--from`."""
     listed = checkpoint_files.listed(run.job.record.paths.checkpoints_dir, ANY)
     for step, path in sorted(listed, reverse=True)[1:]:
@@ -238,19 +247,19 @@ def _earlier(run: Run) -> str:
 
 
 _REMEDIES: Final[Mapping[str, tuple[int, Callable[[Run], list[Advice]]]]] = {
-    # with the place of the general advice that it replaces
+    # Also the index of the general advice that the computed advice replaces.
     "cuda_oom": (0, _smaller_batch),
-    "slurm_time_limit": (1, _longer),
+    "slurm_time_limit": (1, _longer_time_limit),
     "host_oom": (0, _more_memory),
-    "user_code_exception": (0, _mended),
-    "module_missing": (0, _installed),
+    "user_code_exception": (0, _accepted_arguments),
+    "module_missing": (0, _importable_module),
 }
-_VALUES: Final[Mapping[str, Callable[[Run], str]]] = {  # of the words to fill in
+_VALUES: Final[Mapping[str, Callable[[Run], str]]] = {  # of the words in commands
     "JOB": lambda run: shlex.quote(run.job.record.job_id or run.job.record.run_dir),
-    "NODE": lambda run: shlex.quote(fold_hosts(run.verdict.nodes)) or "NODE",
+    "NODE": lambda run: shlex.quote(fold_hosts(run.verdict.nodes) or "NODE"),
     "RANKS": lambda run: fold_ranks(run.verdict.ranks),
-    "EARLIER": _earlier,
+    "EARLIER": _earlier_start,
     "PORT": lambda run: str(port + 1) if (port := run.spec.main_process_port) else "PORT",
-    "TIMEOUT": _timeout,
+    "TIMEOUT": _longer_timeout,
 }
 _WORD: Final = re.compile(rf"\b(?:{'|'.join(_VALUES)})\b")

@@ -97,7 +97,7 @@ def prepare(job: Wanted, *, is_again: bool = False) -> Prepared:
 
         host_bytes, estimates = estimated(job)
     plan = dataclasses.replace(make_plan(job.spec, facts), host_bytes=host_bytes)
-    # Those of the project override those of the user and the site, and these ours.
+    # Templates of the project override those of the user and the site, which override ours.
     configured = [path for path, _ in user_and_site(os.environ)]
     if (job.project_dir / PROJECT_FILE).is_file():
         configured.insert(0, job.project_dir / PROJECT_FILE)
@@ -154,7 +154,8 @@ def check(prepared: Prepared) -> str:
 def _notes(job: Resolved, plan: Plan, *, is_again: bool) -> Iterator[str]:
     spec = job.spec
     is_asked = job.origins["launch.strategy"] != BUILT_IN
-    if is_asked and plan.strategy is not spec.strategy is Strategy.DDP:
+    is_replaced = spec.strategy is Strategy.DDP and plan.strategy is not Strategy.DDP
+    if is_asked and is_replaced:
         yield f"--strategy ddp has no effect: your own file sets {plan.strategy.value}"
     if spec.cluster is Cluster.AUTO and plan.cluster.scheduler.is_this_machine:
         yield "sbatch was not found: the job runs on this machine (--cluster local)"
@@ -170,10 +171,7 @@ def _notes(job: Resolved, plan: Plan, *, is_again: bool) -> Iterator[str]:
 
 
 def _notes_on_places(plan: Plan) -> Iterator[str]:
-    """Yield a note if the nodes probably don't see the runs, the script or the interpreter.
-
-    It may wait for a file system.
-    """
+    """Yield a note if nodes probably don't see runs, script or interpreter; this may take long."""
     python = os.path.dirname(plan.python)  # the file itself is a link in a virtual environment
     where = {
         plan.runs_dir: "pass a --run-dir that all nodes share",
@@ -184,9 +182,6 @@ def _notes_on_places(plan: Plan) -> Iterator[str]:
         if path and f"{os.path.realpath(path)}/".startswith(PLACES_OF_ONE_MACHINE):
             yield f"{path} is probably on a local disk of this machine; {fix}"
             return
-
-
-# Pitfalls of a launch in its script
 
 
 def find_pitfalls(
@@ -220,7 +215,8 @@ def find_pitfalls(
 def is_unsized(job: Resolved, plan: Plan) -> bool:
     """Return whether nothing sets the size of a job."""
     spec = job.spec
-    is_unset = spec.nodes is spec.gpus_per_node is spec.nproc_per_node is None
+    sizes = (spec.nodes, spec.gpus_per_node, spec.nproc_per_node)
+    is_unset = all(size is None for size in sizes)
     return is_unset and plan.nodes * plan.procs_per_node == 1
 
 

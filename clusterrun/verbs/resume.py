@@ -42,11 +42,11 @@ if TYPE_CHECKING:
 
 LATEST, SCRATCH = "latest", "scratch"
 _STEP = re.compile(r"(?:step|checkpoint)-0{0,18}([0-9]{1,18})\Z")
-PLACE: Final = ("name", "run_dir")
-ELSEWHERE: Final = "start a new run: clusterrun resubmit accepts another name, directory or cluster"
-_LOOKED_AT: Final = 20  # runs, for one that failed
+_FIXED: Final = ("name", "run_dir")
+_ANEW: Final = "start a new run: clusterrun resubmit accepts another name, directory or cluster"
+_MOST_RUNS: Final = 20  # runs, for one that failed
 _SIZES: Final = tuple(f"launch.{field}" for field in SIZE_FIELDS.values())
-WHEN: Final = ("slurm.dependency", "slurm.begin", "slurm.hold")
+_WAITS: Final = ("slurm.dependency", "slurm.begin", "slurm.hold")
 
 
 class Change(NamedTuple):
@@ -58,10 +58,7 @@ class Change(NamedTuple):
 
 
 class Changed(NamedTuple):
-    """A run's new configuration and its changes, in the order of the fields.
-
-    `excluded` are nodes found to be bad.
-    """
+    """A run's new configuration, its changes by field, and `excluded` nodes that were found bad."""
 
     resolved: Resolved
     changes: tuple[Change, ...]
@@ -107,15 +104,18 @@ def prepare_resume(
     `start` is `latest`, `scratch` or `step-N`; `force` resumes a run that seems to be active.
     Raises UsageError if that is impossible.
     """
-    record = find_record(job or (not FORWARDED and newest_failed()) or None)
+    if not job:
+        job = None if FORWARDED else newest_failed()
+    record = find_record(job)
     status = _inactive_status(record, force=force)
     changed = change(record, flags or {}, overrides, exclude_bad=exclude_bad)
-    kept = next((f"{c.key} ({c.old})" for c in changed.changes if c.key in PLACE), "")
-    prepared = None if changed.changes else _as_it_is(record, changed.resolved)
+    prepared = None if changed.changes else _own_plan(record, changed.resolved)
     prepared = prepared or prepare(changed.resolved, is_again=True)
-    if kept or prepared.plan.cluster is not record.cluster:
-        what = kept or f"cluster ({record.cluster.value})"
-        raise UsageError(f"run {record.run_id} can't change its {what}", hint=ELSEWHERE)
+    fixed = [f"{each.key} ({each.old})" for each in changed.changes if each.key in _FIXED]
+    if prepared.plan.cluster is not record.cluster:
+        fixed.append(f"cluster ({record.cluster.value})")
+    if fixed:
+        raise UsageError(f"run {record.run_id} can't change its {fixed[0]}", hint=_ANEW)
     is_complete = status.state.is_success and not changed.changes and start == LATEST
     if is_complete:
         point = StartPoint(checkpoint=checkpoint_files.newest(record.paths.checkpoints_dir)[0])
@@ -130,11 +130,7 @@ def prepare_resume(
 def change(
     record: JobRecord, flags: Mapping[str, Any], overrides: Sequence[str], *, exclude_bad: bool
 ) -> Changed:
-    """Read resolved.yaml of a run and apply the command line's settings.
-
-    With `exclude_bad` also exclude the nodes that its outcomes blame.
-    Raises UsageError for an invalid value, ClusterrunError if the file is gone.
-    """
+    """Change a run; `exclude_bad`: exclude nodes it blames. Raises UsageError, ClusterrunError."""
     new = configuration(record, flags, overrides)
     bad = bad_nodes(record.paths) if exclude_bad and record.cluster.scheduler.can_lose_node else ()
     if bad:
@@ -159,7 +155,8 @@ def refuse_other_world(
         )
     saved_by = str(checkpoint.settings.get("strategy") or record.strategy)
     sharded = {strategy.value for strategy in Strategy if strategy.stage > 0}
-    is_same = checkpoint.world_size in (0, plan.world_size) and saved_by == plan.strategy.value
+    is_same_world = checkpoint.world_size in (0, plan.world_size)  # 0: unknown
+    is_same = is_same_world and saved_by == plan.strategy.value
     if is_same or sharded.isdisjoint((saved_by, plan.strategy.value)):  # perhaps the script's own
         return
     raise UsageError(
@@ -171,7 +168,7 @@ def refuse_other_world(
 
 def newest_failed() -> JobRecord | None:
     """Return this project's newest run that ended without completing; None for none."""
-    known = records.list_records(own_runs(), _LOOKED_AT, of=lambda record: not record.is_smoke)
+    known = records.list_records(own_runs(), _MOST_RUNS, of=lambda record: not record.is_smoke)
     found = statuses([record for record in known if record.job_id], select.backend_of)
     over = (job.record for job in found if _is_over(job) and not job.state.is_success)
     return next(over, None)
@@ -184,17 +181,14 @@ def _is_over(status: JobStatus) -> bool:
 
 
 def resume_prepared(resumption: Resumption) -> JobRecord:
-    """Start the next attempt of a run; if the scheduler refuses, undo everything.
-
-    Raises UsageError if another `resume` was faster, SubmissionError, SchedulerUnreachableError.
-    """
+    """Start the next attempt; if that is refused, undo all of it. Raises ClusterrunError."""
     paths, plan = resumption.status.record.paths, resumption.prepared.plan
     resumption.prepared.refuse_problem()
-    try:  # of two that resume a run, the other finds an active job
+    try:  # if two commands resume a run, the second finds an active job
         with locked(paths.resume_lock), ExitStack() as undo:
             record = _inactive_status(records.read(paths), force=resumption.force).record
-            _lay_out(resumption, undo)
-            waits = any(row.key in WHEN for row in resumption.changed.changes)
+            _write_files(resumption, undo)
+            waits = any(row.key in _WAITS for row in resumption.changed.changes)
             try:
                 submission = select.backend_of(record).submit_again(plan, record, waits=waits)
             except PerhapsSubmittedError:
@@ -202,24 +196,22 @@ def resume_prepared(resumption: Resumption) -> JobRecord:
                 raise
             undo.pop_all()
 
-            def goes_on(now: JobRecord) -> JobRecord:
+            def resumed(now: JobRecord) -> JobRecord:
                 new = records.continued_by(now, submission.job_id)
                 changes = {**records.shape(plan), "chain_length": 0, "resumed_at": time.time()}
                 return dataclasses.replace(new, **changes)
 
-            record = remember(paths, submission.job_id, goes_on)
+            record = remember(paths, submission.job_id, resumed)
     except OSError as error:
         raise ClusterrunError(f"cannot write in {paths.root}", cause=str(error)) from error
     return record
 
 
 def _inactive_status(record: JobRecord, *, force: bool) -> JobStatus:
-    """Return the status of a run; refuse one that may be active.
-
-    Raises UsageError, or SchedulerUnreachableError if that is unknown.
-    """
+    """Return the status of a run that is over; else raise UsageError, SchedulerUnreachableError."""
     chained: list[str] = []
-    with contextlib.suppress(*([SchedulerUnreachableError] if force else [])):
+    ignored = [SchedulerUnreachableError] if force else []
+    with contextlib.suppress(*ignored):
         if record.job_id:  # files that report an end can't report a requeue
             backend = select.backend_of(record)
             backend.query([record.job_id], since=record.submitted_at, max_age_s=0)
@@ -245,11 +237,8 @@ def _inactive_status(record: JobRecord, *, force: bool) -> JobStatus:
     )
 
 
-# The files of the next attempt
-
-
-def _as_it_is(record: JobRecord, resolved: Resolved) -> Prepared | None:
-    """Return the plan of the run; None if another version wrote it, or for another allocation."""
+def _own_plan(record: JobRecord, resolved: Resolved) -> Prepared | None:
+    """Return a run as it was planned; None if another version planned it, or for other hosts."""
     try:
         plan = read_plan(record.paths)
     except OSError as error:
@@ -257,20 +246,21 @@ def _as_it_is(record: JobRecord, resolved: Resolved) -> Prepared | None:
     except ValueError:
         return None
     if not plan.cluster.scheduler.outlives_shell:
-        return None  # this one has other hosts
+        return None  # this allocation has other hosts
     return Prepared(resolved=resolved, plan=plan, bundle=Bundle(files={}))
 
 
-def _lay_out(resumption: Resumption, undo: ExitStack) -> None:
+def _write_files(resumption: Resumption, undo: ExitStack) -> None:
     """Move and write the files of the next attempt; `undo` reverts all of it."""
     paths, last = resumption.status.record.paths, resumption.status.attempt
     paths.attempt(last).mkdir(mode=0o700, parents=True, exist_ok=True)
-    if newer := resumption.start.newer:  # these are in the training's way
-        place = paths.checkpoints_dir / f"set-aside-{time.strftime('%Y%m%d-%H%M%S')}"
-        place.mkdir(mode=0o700)
-        undo.callback(place.rmdir)
+    if newer := resumption.start.newer:  # the script would resume from one of these
+        directory = paths.checkpoints_dir / f"set-aside-{time.strftime('%Y%m%d-%H%M%S')}"
+        directory.mkdir(mode=0o700)
+        undo.callback(directory.rmdir)
         for path in newer:
-            undo.callback(path.rename(place / path.name).rename, path)
+            moved = path.rename(directory / path.name)
+            undo.callback(moved.rename, path)
     if resumption.prepared.bundle.files:
         _exchange(paths, resumption.prepared.bundle, last, undo)
     earlier = paths.earlier_end(last)
@@ -311,10 +301,7 @@ class StartPoint(NamedTuple):
 
 
 def choose(paths: RunPaths, text: str, names: re.Pattern[str] = ANY) -> StartPoint:
-    """Resolve `latest`, `scratch` or `step-N`.
-
-    `latest` is one of `names`. Raises UsageError if the run has no complete checkpoint like that.
-    """
+    """Find the checkpoint `latest` (one of `names`), `scratch` or `step-N`. Raises UsageError."""
     if text == SCRATCH:
         listed = checkpoint_files.listed(paths.checkpoints_dir, ANY)
         return StartPoint(checkpoint=None, newer=tuple(path for _, path in listed))
@@ -329,7 +316,7 @@ def choose(paths: RunPaths, text: str, names: re.Pattern[str] = ANY) -> StartPoi
             )
         return StartPoint(checkpoint=found, passed_over=tuple(notes))
     if (match := _STEP.match(text)) is None:
-        raise UsageError(f"'{text}' is not latest, scratch or step-N", hint="write it as step-100")
+        raise UsageError(f"'{text}' is not latest, scratch or step-N", hint="write e.g. step-100")
     step = int(match[1])
     listed = checkpoint_files.listed(paths.checkpoints_dir, names)
     named = next((path for found, path in listed if found == step), None)
@@ -343,9 +330,6 @@ def choose(paths: RunPaths, text: str, names: re.Pattern[str] = ANY) -> StartPoi
         raise UsageError(f"checkpoint {named.name} is incomplete", cause=str(problem)) from problem
     newer = tuple(path for found, path in listed if found > step)
     return StartPoint(checkpoint=checkpoint, newer=newer)
-
-
-# A new run
 
 
 def resubmit(job: Which | None = None, **settings: Any) -> Job:

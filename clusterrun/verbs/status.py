@@ -29,23 +29,23 @@ def status(job: Which | None = None, *, max_age_s: float | None = None) -> JobSt
 
     Raises JobNotFoundError. If the scheduler does not answer, the status has an `error`.
     """
-    return with_startups(with_usage(look(find_record(job), max_age_s=max_age_s)))
+    return with_startups(with_usage(quick_status(find_record(job), max_age_s=max_age_s)))
 
 
-def look(record: JobRecord, *, max_age_s: float | None = None) -> JobStatus:
+def quick_status(record: JobRecord, *, max_age_s: float | None = None) -> JobStatus:
     """Return the status of a job without what its nodes use and how its attempts started."""
     (found,) = statuses([read_again(record)], select.backend_of, max_age_s=max_age_s)
     return with_last_step(found)
 
 
 def statuses_explained(records: Sequence[JobRecord]) -> list[JobStatus]:
-    """Return the status of jobs, by one question for all; a second tells why any of them waits."""
+    """Return the status of jobs, by one query for all and another for those that wait."""
     found = statuses([read_again(record) for record in records], select.backend_of)
     return [explained(with_startups(with_usage(with_last_step(job)))) for job in found]
 
 
-def looks(record: JobRecord) -> Iterator[tuple[JobStatus, bool, float]]:
-    """Look at a job again and again; yield its status, whether it is over, and how long to pause.
+def poll(record: JobRecord) -> Iterator[tuple[JobStatus, bool, float]]:
+    """Yield, again and again, the status of a job, whether it is over, and how long to pause.
 
     The pause is short after a change, and grows while nothing changes. A job is over if it has
     ended, or has not been found for FORGOTTEN_S.
@@ -53,11 +53,11 @@ def looks(record: JobRecord) -> Iterator[tuple[JobStatus, bool, float]]:
     known_at, pause_s = time.monotonic(), POLL_S
     state: JobState | None = None
     while True:
-        now = look(record)
+        now = quick_status(record)
         if now.error or now.state is not JobState.UNKNOWN:
             known_at = time.monotonic()
         if now.state.is_terminal and not now.state.is_success:
-            now = look(record, max_age_s=0)  # it may be starting again
+            now = quick_status(record, max_age_s=0)  # it may be starting again
         is_over = now.state.is_terminal or time.monotonic() - known_at > FORGOTTEN_S
         pause_s = min(POLL_MOST_S, pause_s * POLL_GROWTH) if now.state is state else POLL_S
         state = now.state
@@ -79,11 +79,11 @@ def wait(
     """
     record = find_record(job)
     deadline = time.monotonic() + timeout_s if timeout_s is not None else float("inf")
-    found, told = looks(record), ""
+    polled, reported = poll(record), ""
     while True:
-        now, is_over, pause_s = next(found)
-        if now.pending and now.pending.can_start is False and now.pending.code != told:
-            told = now.pending.code
+        now, is_over, pause_s = next(polled)
+        if now.pending and now.pending.can_start is False and now.pending.code != reported:
+            reported = now.pending.code
             stuck(explained(now))
         if is_over:
             return with_startups(with_usage(now))
@@ -104,11 +104,12 @@ def with_startups(job: JobStatus) -> JobStatus:
 def _startup(
     job: JobStatus, before: AttemptSummary | None, attempt: AttemptSummary
 ) -> Startup | None:
+    """Return the phases of an attempt's start; `before` is the attempt before it."""
     ends = read_start(job.record.paths, attempt.number)
     if not ends:
         return None
     outcome = before.outcome if before else None
-    last = outcome if outcome and outcome.next is not Next.STOP else None
+    last = outcome if outcome and outcome.next is not Next.STOP else None  # None: no restart
     if last is None:
         since = job.record.resumed_at if before else job.record.submitted_at
     elif last.cause.is_failure and last.failed_at:
@@ -117,17 +118,29 @@ def _startup(
         since = last.ended_at
     begin = since if 0 < since < max(ends.values()) else None  # else of a later resume
     if last is not None and last.next is Next.RELAUNCH:
-        for phase in (Phase.QUEUE, Phase.STAGE):
-            ends.pop(phase, None)  # of an earlier attempt
-        if Phase.PROLOG in ends:
-            ends[Phase.DECISION] = ends.pop(Phase.PROLOG)
-    elif prolog := ends.get(Phase.PROLOG):
-        # The start that a scheduler reported, without the fraction of a second; else an agent's.
-        if begin is not None and job.start is not None and begin - 1 < job.start <= prolog:
-            ends.setdefault(Phase.QUEUE, job.start)
-        if Phase.QUEUE not in ends:
-            ends[Phase.QUEUE] = ends.pop(Phase.PROLOG)
+        _keep_phases_of_relaunch(ends)
+    elif Phase.PROLOG in ends:
+        _part_queue_from_prolog(ends, begin, job.start)
     return startup_of(ends, begin, is_restart=last is not None)
+
+
+def _keep_phases_of_relaunch(ends: dict[Phase, float]) -> None:
+    """Remove the queue and the staging of the job; a decision takes the place of its prolog."""
+    for phase in (Phase.QUEUE, Phase.STAGE):
+        ends.pop(phase, None)
+    if Phase.PROLOG in ends:
+        ends[Phase.DECISION] = ends.pop(Phase.PROLOG)
+
+
+def _part_queue_from_prolog(
+    ends: dict[Phase, float], begin: float | None, start: float | None
+) -> None:
+    """End the queue at the job's start, which some schedulers report; else the prolog is queue."""
+    # The start is in whole seconds.
+    if begin is not None and start is not None and begin - 1 < start <= ends[Phase.PROLOG]:
+        ends.setdefault(Phase.QUEUE, start)
+    if Phase.QUEUE not in ends:
+        ends[Phase.QUEUE] = ends.pop(Phase.PROLOG)
 
 
 def list_jobs(*, limit: int | None = None) -> list[JobStatus]:

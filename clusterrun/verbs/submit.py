@@ -86,7 +86,7 @@ def remember(paths: RunPaths, job_id: JobId, change: Callable[[JobRecord], JobRe
         raise ClusterrunError(
             f"job {job_id} was submitted, but its record could not be written",
             cause=str(error),
-            hint=f"its run directory is {paths.root}",
+            hint=f"the run directory is {paths.root}",
         ) from error
     remember_root(record.paths.runs_dir)
     with contextlib.suppress(OSError, ClusterrunError):  # a home that cannot be written
@@ -95,9 +95,10 @@ def remember(paths: RunPaths, job_id: JobId, change: Callable[[JobRecord], JobRe
 
 
 def _refuse_chain(plan: Plan) -> None:
-    if not (answer := plan.cluster.scheduler.has_queue):
-        text = f"a chain needs a queue: {answer}"
-        raise UsageError(text, hint="submit one job: it has no time limit here")
+    has_queue = plan.cluster.scheduler.has_queue
+    if not has_queue:  # a `Lack`: its text says why
+        text = f"a chain needs a queue: {has_queue}"
+        raise UsageError(text, hint="submit one job: a job has no time limit here")
     if plan.on_interrupt is not OnInterrupt.SUCCESSOR:
         raise UsageError(
             f"a chain and --on-interrupt {plan.on_interrupt.value} contradict each other",
@@ -159,9 +160,10 @@ def _checksum(paths: RunPaths, name: str) -> str:
 
 
 def _key() -> bytes:
+    """Return the user's key, made at its first use."""
     path = state_dir() / "key"
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if files.size_of(path) != _KEY_BYTES:  # of a full disk: with an empty key, all can guess
+    if files.size_of(path) != _KEY_BYTES:  # a full disk leaves an empty key, which all can guess
         path.unlink(missing_ok=True)
     with contextlib.suppress(FileExistsError):
         files.create(path, secrets.token_bytes(_KEY_BYTES))

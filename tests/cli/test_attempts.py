@@ -142,7 +142,7 @@ def test_a_requeued_job_that_is_held_is_named_with_the_command_that_starts_it(
     said = here("status", "4711")
     assert "waits      requeued; Slurm holds it for two minutes; starts about" in said.out
     now, later = said.err.splitlines()
-    assert now.endswith("start it now, run: scontrol update JobId=4711 StartTime=now+2")
+    assert now.endswith("start the job now, run: scontrol update JobId=4711 StartTime=now+2")
     assert later.startswith("note: a site can shorten the two minutes: SchedulerParameters=")
     assert here.asked("scontrol") == []
 

@@ -138,7 +138,7 @@ def test_an_interpreter_without_packages_is_named(here: CommandLine) -> None:
     assert here.asked("sbatch") == []
     said = here("render")
     assert said.code == 0
-    assert f"note: submit would refuse this here: {python} has no clusterrun or acc" in said.err
+    assert f"note: submit would refuse this job here: {python} has no clusterrun or acc" in said.err
     (here.path / "clusterrun.yaml").write_text(
         "launch: {setup: [{modules: torch}, {venv: env}]}\nscript: train.py\n"
     )
@@ -291,7 +291,7 @@ def test_cancel_refuses_an_empty_selection(here: CommandLine) -> None:
     for jobs in ((), ("",), ("-y",), ("4711", "")):
         said = here("cancel", *jobs)
         assert (said.code, said.out) == (2, "")
-        assert said.err == "error: no job given\n  hint: name one; clusterrun list shows them\n"
+        assert said.err == "error: no job given\n  hint: name a job that clusterrun list shows\n"
 
 
 def test_many_nodes_need_a_yes_where_nobody_can_be_asked(here: CommandLine) -> None:

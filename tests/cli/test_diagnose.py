@@ -152,7 +152,7 @@ def test_a_job_that_runs_and_shows_nothing_may_hang(here: CommandLine) -> None:
         0,
         [
             "signs      no cause found in 1 line",
-            "next       see where its ranks are: clusterrun diagnose 4711 --stacks",
+            "next       see where the ranks are: clusterrun diagnose 4711 --stacks",
         ],
     )
 

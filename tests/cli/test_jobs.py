@@ -410,7 +410,7 @@ def test_reported_steps_win_over_a_bar(here: CommandLine, root: Path) -> None:
 @pytest.mark.parametrize(("ago", "is_told"), [(290, False), (400, True)])
 def test_a_silent_job_may_hang(here: CommandLine, root: Path, ago: int, *, is_told: bool) -> None:
     printed(root, (ago, "0 o", "hello"))
-    hint = "\n           if it hangs, see where: clusterrun diagnose 4711 --stacks\n"
+    hint = "\n           if the job hangs, see where: clusterrun diagnose 4711 --stacks\n"
     assert (hint in here("status", "4711").out) == is_told
 
 

@@ -199,7 +199,7 @@ def test_a_look_at_a_running_job(here: CommandLine, monkeypatch: pytest.MonkeyPa
     quiet = Hang(places=tuple(at), nodes=nodes, silent=("node18",))
     hang = Hang(stuck=stuck, places=tuple(at), nodes=nodes, dumped=3, looked_at=100.0)
     answers = iter([quiet, hang, replace(hang, stuck=replace(stuck, since=95.0))])
-    monkeypatch.setattr(diagnose, "look", lambda *_, **__: next(answers))
+    monkeypatch.setattr(diagnose, "locate_ranks", lambda *_, **__: next(answers))
     found = printed.add("diagnose", "4711", "--stacks", "--json", schema=schema)
     assert (found["stuck"], found["silent"]) == (None, ["node18"])
     found = printed.add("diagnose", "4711", "--stacks", "--json", schema=schema)

@@ -297,7 +297,7 @@ def test_a_complete_run_stays_as_it_is_unless_something_changes(here: CommandLin
         "clusterrun resume 4711 -- ARGS\n"
     )
     (root / "checkpoints").rename(root / "saved")
-    anew = "it has no checkpoint; to train again, run: clusterrun resubmit 4711\n"
+    anew = "the run has no checkpoint; to train again: clusterrun resubmit 4711\n"
     assert here("resume", "4711").err.endswith(anew)
     (root / "saved").rename(root / "checkpoints")
     assert here("resume", "4711", "--set", "args=[--max-steps, 9]").code == 0
@@ -308,7 +308,7 @@ def test_another_number_of_ranks_is_said_with_the_new_batch(here: CommandLine) -
     root = failed(here)
     said = here("resume", "4711", "-N", "3")
     assert said.code == 0
-    words = "if the script refuses it, also change the batch size or accumulation"
+    words = "if the script refuses that, also change its batch size or accumulation"
     assert f"  batch      256 -> 384 (2 -> 3 ranks); {words}\n" in said.err
     assert (record_of(root).nodes, record_of(root).world_size) == (3, 3)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import pickle
@@ -11,6 +10,7 @@ import signal
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -101,7 +101,7 @@ def test_variables_of_sbatch_are_told_and_removed(
     assert (here.bin / "seen").read_text() == "\n"
     assert (
         "warning: set in your shell for sbatch: SBATCH_PARTITION=debug\n"
-        "  note: clusterrun removes it for this submission; pass the option itself instead\n"
+        "  note: clusterrun removes these variables for this submission; pass options instead\n"
     ) in said.err
     warnings = json.loads(here("submit", "--json", "-p", "gpu", "train.py").out)["warnings"]
     assert {"code": "sbatch_env_removed", "message": "SBATCH_PARTITION=debug"} in warnings
@@ -231,10 +231,10 @@ def test_wait_warns_once_of_a_job_that_cannot_start(
     here.slurm()
     here.program("squeue", "echo '4711|PENDING||0:00|UNLIMITED|N/A|N/A|||PartitionNodeLimit'")
     states = iter([JobState.PENDING, JobState.PENDING, JobState.CANCELLED, JobState.CANCELLED])
-    ask = status_verb.look
+    ask = status_verb.quick_status
     monkeypatch.setattr(status_verb, "POLL_S", 0.0)
     monkeypatch.setattr(
-        status_verb, "look", lambda job, **_: dataclasses.replace(ask(job), state=next(states))
+        status_verb, "quick_status", lambda job, **_: replace(ask(job), state=next(states))
     )
     said = here("submit", "--wait", "-N9", "train.py")
     reason = "requests more nodes than the partition allows; it will not start"

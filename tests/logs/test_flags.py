@@ -174,7 +174,7 @@ def test_the_batch_scripts_output_carries_no_times(run: LogsCommand) -> None:
     done = run.logs("L1", "--stream", "batch", "-t")
     assert (done.stdout, done.stderr) == (
         "batch    | one\nbatch    | two\n",
-        "note: these lines have no times\n",
+        "note: the lines of the batch script have no times\n",
     )
     entries = [json.loads(line) for line in run.lines("L1", "--stream", "batch", "--json")]
     assert [(entry["ts"], entry["text"]) for entry in entries] == [(None, "one"), (None, "two")]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from clusterrun.cli.diagnose import _look_lines
+from clusterrun.cli.diagnose import _hang_lines
 from clusterrun.errors import ClusterrunError
 from clusterrun.node.base.tasks import SharedDisk
 from clusterrun.node.link import head as module
@@ -163,9 +163,9 @@ def test_an_answer_is_not_looked_up_before_it_exists(
 
 def test_without_dumps_nothing_is_known_of_waits() -> None:
     nothing, one = (hangs.Hang(nodes={0: "n1", 1: "n2"}, dumped=number) for number in (0, 1))
-    missing = "left no dump: torch records none, or hangs"
-    assert list(_look_lines(nothing)) == [f"FR      2 ranks {missing}"]
-    assert list(_look_lines(one)) == [
+    missing = "left no dump: the flight recorder is off, or hangs"
+    assert list(_hang_lines(nothing)) == [f"FR      2 ranks {missing}"]
+    assert list(_hang_lines(one)) == [
         "FR      no rank has waited in a collective for 10 s",
         f"        1 rank {missing}",
     ]

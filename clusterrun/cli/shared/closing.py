@@ -1,7 +1,4 @@
-"""The end of a job: wait for it, and print a failure and what to do.
-
-`status`, `submit`, `logs -f` and `diagnose` end with this block.
-"""
+"""The end of a job, as status, submit, logs -f and diagnose print it, and the wait for it."""
 
 from __future__ import annotations
 
@@ -53,10 +50,11 @@ def closing_rows(job: JobStatus) -> Iterator[Row]:
     """Yield labels and texts about the end of a job; nothing if it completed or has not ended."""
     if job.state.is_terminal and not job.state.is_success:
         verdict = job.failure.verdict if job.failure else None
-        yield from block(job, job.failure, verdict, job.attempt, most=2)  # `diagnose` shows all
+        # `diagnose` shows all advice.
+        yield from failure_rows(job, job.failure, verdict, job.attempt, most=2)
 
 
-def block(
+def failure_rows(
     job: JobStatus | None,
     failure: Outcome | None,
     verdict: ShortVerdict | None,
@@ -65,10 +63,7 @@ def block(
     most: int | None = None,
     followed: Iterable[str] = (),
 ) -> Iterator[Row]:
-    """Yield the error, its victims, its cause and what followed, advice, and the loss.
-
-    `most` bounds the pieces of advice.
-    """
+    """Yield the error, its victims, its cause, `most` pieces of advice (None: all), the loss."""
     project = os.path.join(job.record.workdir, "") if job else ""
     yield from labelled("failed", _error_lines(failure, verdict, project))
     if verdict and verdict.victims:
@@ -78,23 +73,35 @@ def block(
     yield from labelled("then", followed)
     name = shlex.quote(job.record.job_id or job.record.run_dir) if job else ""
     if verdict:
-        from clusterrun.verbs.remedies import retry_of, run_of, to_do  # slow to import
-
-        run = run_of(job, verdict, attempt) if job else None
-        advice = list[str]()
-        for each in to_do(verdict, run, failure)[:most]:  # a command can be copied whole
-            advice += [f"{each.text}:", Command(f"  {each.run}")] if each.run else [each.text]
-        retry = retry_of(verdict, run)
-        is_for_script = verdict.generic and retry is Retry.MAYBE  # its error has to be corrected
-        hope = () if is_for_script else (RETRIES[retry],)
-        yield from labelled("next", (*advice, *hope))
+        yield from labelled("next", _next_steps(job, failure, verdict, attempt, most))
     elif job and job.has_checkpoint:
         yield "next", f"clusterrun resume {name}"
     if job:
         yield from _lost(job, attempt)
-        more = (*[f"clusterrun diagnose {name}"] * bool(most), f"clusterrun logs {name} --errors")
-        yield from labelled("more", more if failure or job.state is not JobState.CANCELLED else ())
+        more = [f"clusterrun diagnose {name}"] if most else []  # it shows all advice
+        if failure or job.state is not JobState.CANCELLED:
+            yield from labelled("more", [*more, f"clusterrun logs {name} --errors"])
         yield "run dir", job.record.run_dir
+
+
+def _next_steps(
+    job: JobStatus | None,
+    failure: Outcome | None,
+    verdict: ShortVerdict,
+    attempt: int,
+    most: int | None,
+) -> Iterator[str]:
+    """Yield advice, each command on a line to copy, and whether a new attempt may succeed."""
+    from clusterrun.verbs.remedies import retry_of, run_of, to_do  # slow to import
+
+    run = run_of(job, verdict, attempt) if job else None
+    for advice in to_do(verdict, run, failure)[:most]:
+        yield f"{advice.text}:" if advice.run else advice.text
+        if advice.run:
+            yield Command(f"  {advice.run}")
+    retry = retry_of(verdict, run)
+    if not (verdict.generic and retry is Retry.MAYBE):  # the script's error has to be corrected
+        yield RETRIES[retry]
 
 
 def _lost(job: JobStatus, attempt: int) -> Iterator[Row]:
@@ -122,33 +129,35 @@ def labelled(label: str, texts: Iterable[str]) -> Iterator[Row]:
 def _error_lines(
     failure: Outcome | None, verdict: ShortVerdict | None, project: str
 ) -> Iterator[str]:
-    """Yield the error that began the failure: with rank and node, file and line."""
+    """Yield the error that began the failure, with rank and node; then its file and line."""
     place = verdict.frame if verdict else ""
-    is_of_it = failure and verdict and failure.rank in (verdict.ranks or (failure.rank,))
-    is_told = bool(verdict and (not verdict.text or verdict.is_reported))
-    # The log may have the error of a rank that only exited, or of another rank.
-    is_told |= bool(failure and failure.cause is not Cause.EXIT and is_of_it)
-    if verdict and not (failure and is_told):
-        text = job_view.cut(verdict.text)
-        yield ": ".join(filter(None, (verdict.place, text)))
+    if verdict and not (failure and _is_agents_error(failure, verdict)):
+        yield ": ".join(filter(None, (verdict.place, job_view.cut(verdict.text))))
     elif failure:
-        told = hints_of(failure, verdict)  # `next` has them
-        lines = [x for x in job_view.failure_lines(failure) if x.removeprefix(HINT) not in told]
+        hints = hints_of(failure, verdict)  # the rows `next` show them
+        lines = [x for x in job_view.failure_lines(failure) if x.removeprefix(HINT) not in hints]
         yield from map(job_view.cut, lines[:_LINES])
         place = f"at {failure.where}" if failure.where else place
     ranks = len(verdict.ranks) if verdict and verdict.generic else 0
     alike = max(ranks, failure.alike if failure else 0)
     others = f"as on {count(alike - 1, 'other rank')}" if alike > 1 else ""
-    yield from filter(None, (", ".join(filter(None, (place.replace(project, "", 1), others))),))
+    if where := ", ".join(filter(None, (place.replace(project, "", 1), others))):
+        yield where
 
 
-# Wait for the end of a submitted job: `submit`, `resume`, `resubmit`
+def _is_agents_error(failure: Outcome, verdict: ShortVerdict) -> bool:
+    """Return whether the agents report the error that began the failure, not only the log."""
+    if not verdict.text or verdict.is_reported:
+        return True
+    # The log may have the error of a rank that only exited, or of another rank.
+    return failure.cause is not Cause.EXIT and failure.rank in (verdict.ranks or (failure.rank,))
 
 
 def await_end(record: JobRecord, data: dict[str, Any] | None, *, follow: bool) -> int:
     """Follow or wait for a job, and return its own exit status; 1 if it has none and failed.
 
-    `data` is of its submission: for JSON, one object is printed at the end, also after Ctrl-C.
+    `data` describes its submission for JSON, None without: at the end, also after Ctrl-C, it is
+    printed together with the end.
     """
     _pass_warnings_on(record)
     how_to_end = f"  to end it, run: clusterrun cancel --checkpoint {record.job_id}"
@@ -157,8 +166,8 @@ def await_end(record: JobRecord, data: dict[str, Any] | None, *, follow: bool) -
         return Exit.INTERRUPTED
     end: dict[str, Any] = {}
     try:
-        rest = job_view.WaitLine().rest
-        ended = wait(record, stuck=job_view.warn_stuck, rest=rest)
+        pause = job_view.WaitLine().pause
+        ended = wait(record, stuck=job_view.warn_stuck, rest=pause)
         end = job_view.end_object(ended)
     except KeyboardInterrupt:
         output.say_interrupted(f"job {record.job_id} keeps running")
@@ -186,15 +195,13 @@ def _pass_warnings_on(record: JobRecord) -> None:
 
 
 def _follow(record: JobRecord) -> int:
-    """Print the logs as `logs --follow` does, of a resumed run those of the next attempt.
-
-    Ctrl-C does not end the job.
-    """
+    """Print the logs as `logs --follow` does; of a resumed run, only those of the next attempt."""
     from clusterrun.cli import logs
 
     newest = record.paths.newest_attempt()
-    is_over = bool(newest) and record.paths.earlier_end(newest).exists()
-    args = ["--follow", *["-n", "0"] * is_over, record.run_dir]
+    is_resumed = bool(newest) and record.paths.earlier_end(newest).exists()
+    tail = ["-n", "0"] if is_resumed else []
+    args = ["--follow", *tail, record.run_dir]
     with logs.command.make_context("logs", args, parent=click.get_current_context()) as inner:
         status: int = logs.command.invoke(inner)
     return status

@@ -24,10 +24,7 @@ _DISPLAY: Final = ("TERM", "COLUMNS", "NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE
 
 
 def forward(args: Sequence[str], there: ElsewhereError, verb: str = "") -> int:
-    """Run a command line there and return its exit status.
-
-    Raises UsageError for --bundle, which writes a file, and SchedulerUnreachableError.
-    """
+    """Run a command line there; return its status. Raises UsageError, SchedulerUnreachableError."""
     own = takewhile(lambda word: word != "--", args)
     if any(word.partition("=")[0] == "--bundle" for word in own):
         run_dir = next(iter(there.runs.values()))
@@ -46,11 +43,8 @@ def forward(args: Sequence[str], there: ElsewhereError, verb: str = "") -> int:
     return status
 
 
-# At the other end
-
-
 def arrive() -> None:
-    """Take the run directories that this forwarded command line means."""
+    """Take the run directories that this command line means, on the host to which it was sent."""
     with contextlib.suppress(KeyError, ValueError):
         remember_number(int(os.environ.pop(_LAST_ID)))
     with contextlib.suppress(ValueError):

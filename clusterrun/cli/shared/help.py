@@ -34,10 +34,7 @@ class GroupedOption(click.Option):
 
 
 class GroupedCommand(click.Command):
-    """A verb whose help has headings; options without one, as every verb has, come last.
-
-    One line stands for the options under `unlisted` headings.
-    """
+    """A verb whose help has headings; one line stands for the options under `unlisted` headings."""
 
     unlisted: frozenset[str] = frozenset()
 

@@ -1,7 +1,4 @@
-"""What verbs show of a job, as text and as JSON.
-
-Which job it is, how it failed, why it waits, how it starts, how far it is, and what it uses.
-"""
+"""What verbs show of a job, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -98,18 +95,15 @@ def failure_lines(failure: Outcome) -> Iterator[str]:
         how = "" if failure.cause is Cause.SIGNAL else f"killed by signal {failure.signal}"
     who = _who(failure) if failure.message else ""  # else the reason names it
     text = ": ".join(part for part in (who, how, failure.message or failure.reason) if part)
-    is_inside = False
+    in_traceback = False
     for line in text.splitlines():
-        is_inside = line.endswith(_TRACEBACK) or (is_inside and line[:1] in ("", " "))
-        if line.strip() and not is_inside:
+        in_traceback = line.endswith(_TRACEBACK) or (in_traceback and line[:1] in ("", " "))
+        if line.strip() and not in_traceback:
             yield line
 
 
 def choose_attempts(name: str, known: list[int], wanted: int | str | None) -> list[int]:
-    """Return the wanted of the `known` attempts, oldest first; none if the run has not started.
-
-    Raises UsageError for one that does not exist.
-    """
+    """Return the wanted `known` attempts, oldest first; [] before the start. Raises UsageError."""
     if wanted is None:
         return known[-1:]
     if isinstance(wanted, str):
@@ -125,11 +119,13 @@ def choose_attempts(name: str, known: list[int], wanted: int | str | None) -> li
 
 def verdict_line(verdict: ShortVerdict) -> str:
     """Name the cause of a failure, and where it began, on one line."""
-    ranks = f"rank{'s' * (len(verdict.ranks) > 1)} {fold_ranks(verdict.ranks)}"
-    nodes = f"on {fold_hosts(verdict.nodes)}"
-    where = " ".join((ranks,) * bool(verdict.ranks) + (nodes,) * bool(verdict.nodes))
+    where = []
+    if verdict.ranks:
+        where.append(f"rank{'s' if len(verdict.ranks) > 1 else ''} {fold_ranks(verdict.ranks)}")
+    if verdict.nodes:
+        where.append(f"on {fold_hosts(verdict.nodes)}")
     head = "perhaps: " if verdict.status is Certainty.UNCONFIRMED else ""
-    facts = ", ".join(filter(None, (verdict.cause, where)))
+    facts = ", ".join(filter(None, (verdict.cause, " ".join(where))))
     return f"{head}{verdict.means.rstrip('.')} ({facts})"
 
 
@@ -175,9 +171,6 @@ def local_time(epoch_s: float) -> str:
     return f"{then:%H:%M}" if is_near else f"{then:%Y-%m-%d %H:%M}"
 
 
-# Why it waits
-
-
 def facts(job: JobStatus) -> list[str]:
     """Return a sentence for each fact about a wait."""
     return [fact_text(fact) for fact in job.outlook.facts] if job.outlook else []
@@ -193,8 +186,8 @@ def fact_text(fact: Fact) -> str:
         return f"needs {asked}; {where} has {fact.limit}: {uses}"
     if fact.kind is FactKind.NODES_OUT:
         reason = f": {fact.detail}" if fact.detail else ""
-        are = "are" if {*"[,"} & {*fact.nodes} else "is"
-        return f"{fact.nodes} {are} {fact.state}{reason}"
+        is_one = not {"[", ","} & set(fact.nodes)
+        return f"{fact.nodes} {'is' if is_one else 'are'} {fact.state}{reason}"
     if fact.kind is FactKind.RESERVATION:
         kind = f"{fact.state} reservation" if fact.state else "reservation"
         nodes = f" of {fact.nodes}" if fact.nodes else ""
@@ -215,6 +208,7 @@ def sooner(job: JobStatus) -> Iterator[str]:
 
 
 def _why(change: Sooner) -> str:
+    """Return why a change may start the job sooner."""
     if change.idle is None:
         return f"with a time limit of {clock(change.limit_s or 0)}"
     are = f"{count(change.idle, 'node')} {'is' if change.idle == 1 else 'are'} idle now"
@@ -224,10 +218,7 @@ def _why(change: Sooner) -> str:
 
 
 def command(change: Sooner, job: JobStatus) -> str:
-    """Return the command that requests the change.
-
-    `resubmit` trains from the first step, so a run with a checkpoint is resumed instead.
-    """
+    """Return the command for a change; a run with a checkpoint is resumed from there."""
     limit = clock(change.limit_s) if change.limit_s else ""
     given = {"--partition": change.partition, "--nodes": change.nodes, "--time": limit}
     options = shlex.join(x for name, value in given.items() if value for x in (name, str(value)))
@@ -243,10 +234,10 @@ def warn_stuck(job: JobStatus) -> None:
     output.warn(f"job {job.record.job_id} is pending: {where_or_why(job)}", notes=notes)
 
 
-# How far it is
+# How far a job is
 
-SILENCE_S = 10.0  # steps are reported each second
-SILENT_STEPS = 3  # or less often, if they take longer
+SILENCE_S = 10.0  # a step is reported at most once a second
+SILENT_STEPS = 3  # for steps that take longer
 
 
 def steps_done(progress: TrainingProgress) -> str:
@@ -264,19 +255,19 @@ def rate(progress: TrainingProgress) -> str:
 
 def eta_s(job: JobStatus) -> float | None:
     """Return the seconds left; None if unknown, or if no step has ended for a while."""
-    progress = job.progress
-    is_known = progress.rate_per_s and progress.total is not None and progress.step is not None
-    if not is_known or job.state is not JobState.RUNNING or silence(progress):
+    step, total, rate_per_s = job.progress.step, job.progress.total, job.progress.rate_per_s
+    if step is None or total is None or step >= total or not rate_per_s:
         return None
-    left = (progress.total or 0) - (progress.step or 0)
-    return left / (progress.rate_per_s or 1.0) if left > 0 else None
+    if job.state is not JobState.RUNNING or silence(job.progress):
+        return None
+    return (total - step) / rate_per_s
 
 
 def silence(progress: TrainingProgress) -> str:
     """Return how long ago the last step ended, if unusually long; the time left is then unknown."""
     silent_s = time.time() - (progress.reported_at or 0.0)
-    usual_s = SILENT_STEPS * (1.0 / progress.rate_per_s if progress.rate_per_s else SILENCE_S)
-    if silent_s <= max(SILENCE_S, usual_s) or progress.step in (None, progress.total):
+    step_s = 1.0 / progress.rate_per_s if progress.rate_per_s else SILENCE_S
+    if silent_s <= max(SILENCE_S, SILENT_STEPS * step_s) or progress.step in (None, progress.total):
         return ""
     verb = "moved" if progress.source is ProgressSource.OUTPUT else "reported"
     return f"last {verb} {clock(silent_s)} ago"
@@ -300,13 +291,17 @@ def usage_lines(job: JobStatus) -> Iterator[tuple[str, str]]:
             gpus.append((used, gpu.memory_total_bytes, f"GPU {gpu.index} of {node}"))
     found = [text for text in (_worst("host", hosts), _worst("GPU", gpus)) if text]
     if found:
-        yield "memory", f"{'peaks: ' * is_over}{', '.join(found)}"
+        yield "memory", f"{'peaks: ' if is_over else ''}{', '.join(found)}"
 
 
 def _worst(what: str, rows: list[tuple[int | None, int | None, str]]) -> str:
-    known = [row for row in rows if percent(*row[:2]) is not None]
-    used, limit, where = max(known, key=lambda row: percent(*row[:2]) or 0, default=(0, 0, ""))
-    return f"{what} {share_text(used, limit)}{f' ({where})' * (len(rows) > 1)}" * bool(known)
+    """Describe the fullest memory of some (used, limit, place); "" if no share is known."""
+    known = [row for row in rows if percent(row[0], row[1]) is not None]
+    if not known:
+        return ""
+    used, limit, where = max(known, key=lambda row: percent(row[0], row[1]) or 0)
+    place = f" ({where})" if len(rows) > 1 else ""
+    return f"{what} {share_text(used, limit)}{place}"
 
 
 SHOWN_S = 0.05  # a shorter phase is not named
@@ -335,7 +330,7 @@ def startup_lines(job: JobStatus) -> Iterator[tuple[str, str]]:
 
 def seconds(span_s: float) -> str:
     """Format a span of time: `0.4 s`, `42 s`, `00:02:31`."""
-    if span_s >= 99.5:
+    if span_s >= 99.5:  # it would round to "100 s"; clock() rounds down
         return clock(span_s + 0.5)
     return f"{span_s:.0f} s" if span_s >= 9.95 else f"{span_s:.1f} s"
 
@@ -358,7 +353,7 @@ class WaitLine:
         self._doing = ""
         self._since = self._due_at = time.monotonic()
 
-    def rest(self, job: JobStatus, pause_s: float) -> None:
+    def pause(self, job: JobStatus, pause_s: float) -> None:
         """Pause, and meanwhile show what a job does."""
         until = time.monotonic() + pause_s
         while (left_s := until - time.monotonic()) > 0:
@@ -366,18 +361,18 @@ class WaitLine:
             time.sleep(min(left_s, TICK_S))
 
     def show(self, job: JobStatus) -> None:
-        """Show it, at most once a second."""
+        """Show what a job does, at most once a second."""
         now = time.monotonic()
-        if now < self._due_at or not output.can_move():
+        if now < self._due_at or not output.can_show_progress():
             return
         text, self._due_at = activity(job), now + TICK_S
         if (doing := text.partition(":")[0]) != self._doing:
             self._doing, self._since = doing, now
-        output.move(text, now - self._since)
+        output.show_progress(text, now - self._since)
 
 
 def activity(job: JobStatus) -> str:
-    """Return what a job does; the files of a run show sooner than its scheduler that it starts."""
+    """Return what a job does. Its files show the start sooner than the scheduler does."""
     record, state, progress = job.record, job.state, job.progress
     found, paths = read_evidence(record.paths), record.paths
     has_begun = bool(found.attempt) and not paths.outcome(found.attempt).exists()
@@ -393,8 +388,6 @@ def activity(job: JobStatus) -> str:
     return f"running: step {done}" if done else "running"
 
 
-# For programs
-
 _OF_RECORD = ("name", "run_id", "nodes", "world_size", "earlier_job_ids", "chained_job_ids")
 _OF_JOB = ("attempt", "elapsed_s", "limit_s", "checkpoint", "notes", "damaged")
 
@@ -403,7 +396,7 @@ def job_object(job: JobStatus) -> dict[str, Any]:
     """Describe a job for JSON; null is unknown."""
     record = job.record
     pending = job.pending or PendingReason(code=job.reason, text=job.reason, can_start=None)
-    said = {name: getattr(pending, name) for name in ("code", "text", "can_start")}
+    reason = {name: getattr(pending, name) for name in ("code", "text", "can_start")}
     return {
         "job_id": record.job_id or None,
         **{name: getattr(record, name) for name in _OF_RECORD},
@@ -413,7 +406,7 @@ def job_object(job: JobStatus) -> dict[str, Any]:
         "backend": record.cluster.value,
         "cluster": record.slurm_cluster,
         **end_object(job),
-        "reason": {**said, **outlook_object(job)} if pending.code else None,
+        "reason": {**reason, **outlook_object(job)} if pending.code else None,
         "suspicions": [{"kind": each.kind.value, "text": each.text} for each in job.suspicions],
         "nodelist": nodelist(job) or None,
         "gpus": record.nodes * record.gpus_per_node,
@@ -464,11 +457,11 @@ def end_object(job: JobStatus) -> dict[str, Any]:
 def attempt_object(attempt: AttemptSummary) -> dict[str, Any]:
     """Describe an attempt for JSON; null is unknown."""
     outcome, startup = attempt.outcome, attempt.startup
-    timed = outcome if outcome and outcome.started_at else None
-    told = ("job_id", "code", "cause", "reason", "step", "checkpoint", "next", "why", "rule")
+    timed = outcome if outcome and outcome.started_at else None  # 0: no agent reported the start
+    names = ("job_id", "code", "cause", "reason", "step", "checkpoint", "next", "why", "rule")
     return {
         "attempt": attempt.number,
-        **{name: getattr(outcome, name, None) for name in told},
+        **{name: getattr(outcome, name, None) for name in names},
         "nodes": attempt.nodes,
         "start": timestamp(timed.started_at) if timed else None,
         "end": timestamp(timed.ended_at) if timed else None,
@@ -486,15 +479,15 @@ def attempt_object(attempt: AttemptSummary) -> dict[str, Any]:
 
 
 def _usage(node: str, sample: Sample) -> dict[str, Any]:
-    told = {**vars(sample), "ranks": {str(rank): used for rank, used in sample.ranks}}
-    told["gpus"] = [vars(gpu) for gpu in sample.gpus]
-    told["alerts"] = [
+    values = {**vars(sample), "ranks": {str(rank): used for rank, used in sample.ranks}}
+    values["gpus"] = [vars(gpu) for gpu in sample.gpus]
+    values["alerts"] = [
         {"kind": each.kind.value, "gpu": each.gpu, "since": timestamp(each.at)}
         for each in sample.alerts
     ]
-    del told["attempt"]
-    age_s = round(max(0.0, time.time() - told.pop("at")), 1)
-    return {"node": node, "sampled": timestamp(sample.at), "age_s": age_s, **told}
+    del values["attempt"], values["at"]
+    age_s = round(max(0.0, time.time() - sample.at), 1)
+    return {"node": node, "sampled": timestamp(sample.at), "age_s": age_s, **values}
 
 
 def outlook_object(job: JobStatus) -> dict[str, Any]:

@@ -35,10 +35,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class JobOptions(NamedTuple):
-    """The options and arguments of a job as typed, not yet interpreted.
-
-    `flags` maps the names of JobSpec's fields to `config.Given`.
-    """
+    """A job's options as typed: `flags` maps the names of JobSpec's fields to `config.Given`."""
 
     flags: Mapping[str, Any] = MappingProxyType({})
     config_file: str | None = None
@@ -51,10 +48,7 @@ class JobOptions(NamedTuple):
         return self._replace(flags={**self.flags, **more})
 
     def load(self) -> Resolved:
-        """Resolve them with this process's environment and working directory.
-
-        Raises UsageError for an invalid value, here or in a file.
-        """
+        """Resolve them with this environment and directory. Raises UsageError."""
         from clusterrun.verbs.render import load_spec
 
         given = self._asdict()
@@ -109,7 +103,7 @@ explain_option = click.option(
 
 
 class HowToAnswer(NamedTuple):
-    """How a verb that submits a job answers; `wait` and `follow`: also with the job's end."""
+    """How a verb that submits a job answers; with `wait` or `follow`, also with the job's end."""
 
     as_json: bool
     parsable: bool
@@ -274,7 +268,8 @@ def _collect(ctx: click.Context, kwargs: dict[str, Any], fields: Sequence[Field]
         value = kwargs.pop(declared.name)
         if ctx.get_parameter_source(declared.name) is ParameterSource.COMMANDLINE:
             long = next(flag for flag in declared.flags if flag.startswith("--"))
-            flag = long.split("/")[-1 if value is False else 0]
+            on, _, off = long.partition("/")  # of --requeue/--no-requeue, or only --nodes
+            flag = off if off and value is False else on
             if declared.kind is Kind.TEXT and str(value).startswith("--"):  # the next option
                 hint = f"{', '.join(declared.flags)}: {declared.help}"
                 raise UsageError(f"{flag} has no value before {value}", hint=hint)
@@ -301,7 +296,7 @@ def _checked(ctx: click.Context, words: Sequence[str], module: Given | None) -> 
 
 
 def _entry(words: Sequence[str], *, has_module: bool) -> dict[str, Any]:
-    """Split `[SCRIPT] [--] [ARGS]...`; words that begin with a dash are for the configured one."""
+    """Split `[SCRIPT] [--] [ARGS]...`; words that begin with a dash go to the configured script."""
     if not words:
         return {}
     if has_module or words[0].startswith("-"):

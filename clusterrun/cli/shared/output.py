@@ -51,13 +51,13 @@ class Session:
 
     color: str = "auto"
     json: bool = False
-    moving: bool = False  # stderr ends with a line that changes
+    shows_progress: bool = False  # the last row of stderr is replaced by the next output
     quiet: bool = False
     verbose: bool = False
 
 
 session = Session()
-"""That of this invocation: each begins with a new one."""
+"""The session of this invocation: `main` begins each with a new one."""
 
 
 def keep_bytes() -> None:
@@ -146,33 +146,34 @@ def say(text: str, *, indent: int | None = None, wraps: bool = True) -> None:
     _print(text, err=True, indent=indent, wraps=wraps)
 
 
-def can_move() -> bool:
+def can_show_progress() -> bool:
     """Return whether a line on stderr may change: on a terminal, without --quiet."""
     is_terminal = sys.stderr is not None and sys.stderr.isatty()
     return is_terminal and os.environ.get("TERM") != "dumb" and not session.quiet
 
 
-def move(text: str, spent_s: float) -> None:
+def show_progress(text: str, spent_s: float) -> None:
     """On a terminal, show a line that the next call or other output replaces: `text … 7 s`."""
-    if not can_move():
+    if not can_show_progress():
         return
     end = f" … {int(spent_s)} s"
     room = (width_of(sys.stderr) or 80) - 1 - len(end)
     shown = strip_controls(" ".join(text.split()), keep_colours=False)[:room]
     click.echo(f"{_CLEAR}{shown}{end}", nl=False, err=True, color=True)
-    session.moving = True
+    session.shows_progress = True
 
 
-def still() -> None:
+def clear_progress() -> None:
     """Remove the line that changes, if there is one."""
-    if session.moving:
-        session.moving = False
+    if session.shows_progress:
+        session.shows_progress = False
         click.echo(_CLEAR, nl=False, err=True, color=True)
 
 
 def say_interrupted(text: str) -> None:
-    """Print a line on stderr after Ctrl-C, below the row in which the terminal wrote ^C."""
-    _write("\n" * (not session.moving) + _safe(text) + "\n", err=True)
+    """Print a line on stderr after Ctrl-C; not behind the ^C that the terminal wrote."""
+    newline = "" if session.shows_progress else "\n"  # else the row is replaced, with its ^C
+    _write(f"{newline}{_safe(text)}\n", err=True)
 
 
 def note(text: str) -> None:
@@ -190,7 +191,9 @@ def warn(text: str, *, notes: Iterable[str] = ()) -> None:
 
 def detail(label: str, *texts: str) -> None:
     """Print texts of a summary on stderr, each on a line below the first; not with --quiet."""
-    for text in texts if not session.quiet else ():
+    if session.quiet:
+        return
+    for text in texts:
         say(f"  {label:<10} {text}", indent=13)
         label = ""
 
@@ -204,10 +207,7 @@ def answer_json(data: Mapping[str, Any]) -> None:
 def answer_table(
     head: Sequence[str], rows: Sequence[Sequence[str]], *, spare: Sequence[str] = ()
 ) -> None:
-    """Print padded columns at their full width.
-
-    With `spare` columns, rows are fitted to a terminal; without, its long rows wrap.
-    """
+    """Print padded columns; with `spare` columns, rows are fitted to a terminal, else they wrap."""
     table, width = [head, *rows], width_of(sys.stdout)
     if spare and width is not None:
         safe = [[strip_controls(" ".join(x.split()), keep_colours=False) for x in r] for r in table]
@@ -228,10 +228,7 @@ def painted_state(state: str) -> str:
 
 
 def print_error(error: ClusterrunError, *, is_answer: bool = True) -> None:
-    """Print an error on stderr, and as an object on stdout if JSON was requested.
-
-    If it is not the answer, stdout already has that.
-    """
+    """Print an error on stderr; for --json also as an object on stdout, if it is the answer."""
     say(_error_text(error))
     if session.json and is_answer:
         names = ("code", "message", "where", "cause")
@@ -241,13 +238,13 @@ def print_error(error: ClusterrunError, *, is_answer: bool = True) -> None:
 
 
 def _error_text(error: ClusterrunError) -> str:
-    """Write the failure on one line, with its place and cause, and the hints on another."""
+    """Write the failure with its place and a short cause; below it a long cause, and the hints."""
     causes, where = (error.cause or "").strip().splitlines(), error.where or ""
     if where.removeprefix("env ") in error.message:
         where = ""
-    joined = causes if len(causes) == 1 else []
-    lines = [": ".join(filter(None, (where, error.message, *joined)))]
-    lines += [f"  cause: {line}" for line in causes if not joined]
+    short = causes if len(causes) == 1 else []
+    lines = [": ".join(filter(None, (where, error.message, *short)))]
+    lines += [f"  cause: {line}" for line in causes if not short]
     lines += [f"  hint: {'; '.join(error.hints)}"] if error.hints else []
     return f"{click.style('error:', fg='red', bold=True)} " + "\n".join(lines)
 
@@ -268,7 +265,7 @@ def _print(text: str, *, err: bool, indent: int | None, wraps: bool) -> None:
 
 
 def _write(text: str, *, err: bool) -> None:
-    still()
+    clear_progress()
     colour = wants_colour(sys.stderr if err else sys.stdout)
     try:
         click.echo(text, nl=False, err=err, color=colour)
@@ -278,8 +275,6 @@ def _write(text: str, *, err: bool) -> None:
         if not err:  # a closed stderr must not fail a command
             raise ClusterrunError("cannot write to stdout", cause=str(error)) from error
 
-
-# The width of a terminal
 
 LEAST: Final = 8  # a narrower terminal shows nothing useful
 _SHORTEST: Final = 4  # columns of a cell
@@ -350,16 +345,20 @@ def _split(text: str, width: int) -> tuple[str, str]:
 def fitted(
     table: Sequence[Sequence[str]], width: int, spare: Collection[str]
 ) -> list[tuple[str, ...]]:
-    """Return a table whose lines have a width at most; its first row is the head.
+    """Return a table whose rows have a width at most; the first row is the head.
 
-    Columns named in `spare` are left out, in that order, then the widest cells are cut.
+    Columns named in `spare` are left out one by one, in that order; then the widest cells are cut.
     """
     columns = [list(column) for column in zip(*table, strict=True)]
     for name in spare:
-        taken = (min(max(map(cells, column)), _LONGEST) for column in columns)
-        if sum(taken) + 2 * len(columns) - 2 > width:
+        if _line_width([min(max(map(cells, column)), _LONGEST) for column in columns]) > width:
             columns = [column for column in columns if column[0] != name]
     widths = [max(map(cells, column)) for column in columns]
-    while sum(widths) + 2 * len(widths) - 2 > width and max(widths) > _SHORTEST:
+    while _line_width(widths) > width and max(widths) > _SHORTEST:
         widths[widths.index(max(widths))] -= 1
     return [tuple(map(shortened, row, widths)) for row in zip(*columns, strict=True)]
+
+
+def _line_width(widths: Sequence[int]) -> int:
+    """Return the width of a row: its cells, and two spaces between them."""
+    return sum(widths) + 2 * (len(widths) - 1)

@@ -15,7 +15,7 @@ import time
 import tty
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
-from typing import Final
+from typing import Final, NamedTuple
 
 from click.exceptions import Exit as ClickExit
 from rich.console import Console, Group
@@ -53,7 +53,18 @@ _LOG_LINES: Final = 3  # for which the rows of nodes leave room
 _SPARKS: Final = "▁▂▃▄▅▆▇█"
 _WIDE: Final = 24  # a curve, and a bar
 
-Badness = tuple[float, int, float]  # seconds of silence, alerts, percent of the fullest memory
+
+class Trouble(NamedTuple):
+    """How bad a node is: the greater, the worse."""
+
+    silent_s: float
+    alerts: int
+    memory_percent: float  # of its fullest memory
+
+    @property
+    def is_bad(self) -> bool:
+        """Return whether the node does not report, or has alerts."""
+        return self.silent_s > 0 or self.alerts > 0
 
 
 def screen(job: JobStatus, plan: str, width: int, height: int | None = None) -> Group:
@@ -61,27 +72,27 @@ def screen(job: JobStatus, plan: str, width: int, height: int | None = None) -> 
 
     Rows of nodes and the newest log lines share what is left of the height.
     """
-    job, seen = job if job.usage else with_usage(job), read_evidence(job.record.paths)
-    late = silent(job.usage, time.time()) if job.state is JobState.RUNNING else {}
+    job, evidence = job if job.usage else with_usage(job), read_evidence(job.record.paths)
+    silent_s = silent(job.usage, time.time()) if job.state is JobState.RUNNING else {}
     nodes = {
-        name: (late.get(name, 0.0), len(job.usage[name].alerts), job.usage[name].fullest_percent)
-        for name in sorted(job.usage, key=natural_key)
+        name: Trouble(silent_s.get(name, 0.0), len(sample.alerts), sample.fullest_percent)
+        for name, sample in sorted(job.usage.items(), key=lambda item: natural_key(item[0]))
     }
-    logs = _last_lines(job.record, seen.attempt)
-    curve = seen.losses or [float(loss) for line in logs for loss in losses_in(line)]
+    logs = _last_lines(job.record, evidence.attempt)
+    curve = evidence.losses or [float(loss) for line in logs for loss in losses_in(line)]
     lines = [_line(_head(job), "bold"), *_answers(job, nodes)]
-    lines += map(_line, _training(job, plan, seen, curve))
+    lines += map(_line, _training(job, plan, evidence, curve))
     if len(nodes) > _MANY:
         lines.append(_line(_strip(nodes, job.usage, width)))
-    room = len(nodes) + 8  # without a height
+    room = len(nodes) + 8  # all nodes, and some log lines
     if height is not None:
         room = max(0, height - len(lines) - 2)  # the head of the table, the keys
-    most = _WORST if len(nodes) > _MANY else len(nodes)
-    most = min(most, max(0, room - min(_LOG_LINES, len(logs))))
-    logs = logs[max(0, len(logs) - room + most) :]
-    keys = [_line(_KEYS, "dim")] * (height is not None)
-    tables = [_table(nodes, most, job.usage)] if most else []
-    return Group(*lines, *tables, *map(_line, logs), *keys)
+    rows = _WORST if len(nodes) > _MANY else len(nodes)
+    rows = min(rows, max(0, room - min(_LOG_LINES, len(logs))))
+    log_lines = min(len(logs), room - rows)
+    keys = [] if height is None else [_line(_KEYS, "dim")]
+    tables = [_table(nodes, rows, job.usage)] if rows else []
+    return Group(*lines, *tables, *map(_line, logs[len(logs) - log_lines :]), *keys)
 
 
 def _line(text: str, style: str = "") -> Text:
@@ -105,14 +116,14 @@ def _last_lines(record: JobRecord, attempt: int) -> list[str]:
 def _head(job: JobStatus) -> str:
     times = (job.elapsed_s, job.limit_s) if job.elapsed_s is not None else ()
     spent = " of ".join(clock(seconds) for seconds in times if seconds is not None)
-    attempt = f"attempt {job.attempt}" * (job.attempt > 1)
+    attempt = f"attempt {job.attempt}" if job.attempt > 1 else ""
     world = f"{count(job.record.nodes, 'node')} x {count(job.record.procs_per_node, 'rank')}"
     parts = (job.record.name, job.state.value, spent, attempt, world)
     return "  ".join(filter(None, (f"job {job.record.job_id or '-'}", *parts)))
 
 
-def _answers(job: JobStatus, nodes: Mapping[str, Badness]) -> list[Text]:
-    """Say what is wrong, else that nothing is."""
+def _answers(job: JobStatus, nodes: Mapping[str, Trouble]) -> list[Text]:
+    """Return what is wrong; if nothing is, that all is well, or what the job does."""
     runs = job.state is JobState.RUNNING
     wrong = [job_view.failure_text(job.failure)] if job.failure else []
     wrong += [*(each.text for each in job.suspicions), *job.notes]
@@ -124,27 +135,25 @@ def _answers(job: JobStatus, nodes: Mapping[str, Badness]) -> list[Text]:
     return [_line(job_view.activity(job), "yellow")]
 
 
-def _warnings(job: JobStatus, nodes: Mapping[str, Badness]) -> Iterator[str]:
+def _warnings(job: JobStatus, nodes: Mapping[str, Trouble]) -> Iterator[str]:
     alerts = [alert.kind for each in job.usage.values() for alert in each.alerts]
     if job.reason:
         yield job.reason
-    if late := {node: bad[0] for node, bad in nodes.items() if bad[0]}:
-        yield f"{fold_hosts(late)}: no sample for {clock(max(late.values()))}"
+    if quiet := {name: found.silent_s for name, found in nodes.items() if found.silent_s}:
+        yield f"{fold_hosts(quiet)}: no sample for {clock(max(quiet.values()))}"
     if text := job_view.silence(job.progress):
         yield f"training: {text}"
     if idle := alerts.count(AlertKind.GPU_IDLE):
         yield f"{idle} of {count(sum(len(each.gpus) for each in job.usage.values()), 'GPU')} idle"
-    worst = sorted((node for node in nodes if nodes[node][1]), key=nodes.__getitem__, reverse=True)
+    alerting = [node for node, found in nodes.items() if found.alerts]
+    worst = sorted(alerting, key=nodes.__getitem__, reverse=True)
     for node in worst[:_ALERTS]:
         yield f"{node}: {'; '.join(alert_texts(job.usage[node].alerts, job.usage[node]))}"
     if worst[_ALERTS:]:
         yield f"{count(len(worst) - _ALERTS, 'more node')} with alerts"
 
 
-# The training
-
-
-def _training(job: JobStatus, plan: str, seen: Evidence, losses: Sequence[float]) -> Iterator[str]:
+def _training(job: JobStatus, plan: str, found: Evidence, losses: Sequence[float]) -> Iterator[str]:
     if job.progress.step is not None:
         done, total = job_view.steps_done(job.progress), job.progress.total
         left = job_view.eta_s(job)
@@ -152,30 +161,30 @@ def _training(job: JobStatus, plan: str, seen: Evidence, losses: Sequence[float]
         bar = f"  {share:4.0%} [{('█' * round(share * _WIDE)).ljust(_WIDE)}]" if total else ""
         yield f"step   {done}{bar}{'' if left is None else f' {clock(left)} left'}"
     if text := job_view.rate(job.progress):
-        yield f"rate   {text}{plan * (job.progress.unit == 'step')}"
+        yield f"rate   {text}{plan if job.progress.unit == 'step' else ''}"
     if curve := sparkline(losses):
         yield f"loss   {losses[-1]:.4g}   {losses[0]:.4g} {curve}"
-    yield f"saved  {_saved(job, seen)}"
+    yield f"saved  {_saved(job, found)}"
     yield from (f"{label} {text}" for label, text in job_view.usage_lines(job))
     if not job.pending and (hosts := job_view.where_or_why(job)):
         yield f"nodes  {hosts}"
 
 
 def planned(record: JobRecord) -> str:
-    """Return the rate that `plan` estimates, if it can."""
+    """Return the rate that `plan` estimates, to print behind the measured one; "" if it can't."""
     with contextlib.suppress(ClusterrunError, OSError, ValueError):
         if planned := estimate(question_of(configuration(record), may_count=False)).time:
             return f"   plan: {1 / planned.step.mid_s:.3g} steps/s"
     return ""
 
 
-def _saved(job: JobStatus, seen: Evidence) -> str:
+def _saved(job: JobStatus, evidence: Evidence) -> str:
     """Name the newest checkpoint, and what a failure would cost now."""
-    name, at, now = (job.checkpoint or "").rstrip("/"), seen.checkpoint_at, time.time()
+    name, at, now = (job.checkpoint or "").rstrip("/"), evidence.checkpoint_at, time.time()
     age = "" if at is None else f", {clock(max(0.0, now - at))} ago"
     saved = f"{name.rpartition('/')[2]}{age}" if name else job_view.earlier_checkpoint(job)
     saved = saved or "no checkpoint reported"
-    since = at or seen.started_at
+    since = at or evidence.started_at
     if job.state is not JobState.RUNNING or since is None:
         return saved
     return f"{saved}; a failure now costs {clock(max(0.0, now - since))}"
@@ -189,10 +198,12 @@ def sparkline(values: Sequence[float]) -> str:
     """
     known = [value for value in values if math.isfinite(value)]
     size = min(_WIDE, len(known))
-    edges = [len(known) * place // max(1, size) for place in range(size + 1)]
+    if size < 2:
+        return ""
+    edges = [len(known) * place // size for place in range(size + 1)]
     means = [fmean(known[edges[place] : edges[place + 1]]) for place in range(size)]
-    low, high = min(means, default=0.0), max(means, default=0.0)
-    return "".join(_spark(100 * (mean - low) / (high - low or 1.0)) for mean in means) * (size > 1)
+    low, high = min(means), max(means)
+    return "".join(_spark(100 * (mean - low) / (high - low or 1.0)) for mean in means)
 
 
 def _spark(percent: float | None) -> str:
@@ -201,17 +212,15 @@ def _spark(percent: float | None) -> str:
     return _SPARKS[round(max(0.0, min(1.0, percent / 100)) * (len(_SPARKS) - 1))]
 
 
-# The nodes
+def _strip(nodes: Mapping[str, Trouble], usage: Mapping[str, Sample], width: int) -> str:
+    """Return a cell for each node, or for the worst of several: ! is bad, else how busy it is."""
+    cells = ["!" if found.is_bad else _spark(_busy(usage[name])) for name, found in nodes.items()]
+    nodes_per_cell = math.ceil(len(cells) / max(1, width))
+    starts = range(0, len(cells), nodes_per_cell)
+    return "".join(min(cells[n : n + nodes_per_cell]) for n in starts)  # "!" sorts first
 
 
-def _strip(nodes: Mapping[str, Badness], usage: Mapping[str, Sample], width: int) -> str:
-    """Return a cell for each node, or for the worst of a few: ! is bad, else how busy it is."""
-    cells = ["!" if any(bad[:2]) else _spark(_busy(usage[name])) for name, bad in nodes.items()]
-    each = math.ceil(len(cells) / max(1, width))
-    return "".join(min(cells[n : n + each]) for n in range(0, len(cells), each))
-
-
-def _table(nodes: Mapping[str, Badness], most: int, usage: Mapping[str, Sample]) -> Table:
+def _table(nodes: Mapping[str, Trouble], most: int, usage: Mapping[str, Sample]) -> Table:
     """Return a row for each node; if there are too many, for the worst."""
     names, title = list(nodes), "NODE"
     if len(names) > most:
@@ -224,7 +233,7 @@ def _table(nodes: Mapping[str, Badness], most: int, usage: Mapping[str, Sample])
     for head in columns:
         table.add_column(head, no_wrap=True, justify="right")
     for name, row in rows.items():
-        style = "yellow" if any(nodes[name][:2]) else ""
+        style = "yellow" if nodes[name].is_bad else ""
         table.add_row(_line(name), *map(row.__getitem__, columns), style=style)
     return table
 
@@ -270,10 +279,7 @@ def print_screen(job: JobStatus) -> None:
 
 
 def watch(record: JobRecord) -> JobStatus | None:
-    """Show a job until it ends, and return its last status; None if there is no terminal.
-
-    The terminal is as before afterwards. Raises ClickExit if a person quits.
-    """
+    """Show a job until it ends; return its status, or None without a terminal. Raises ClickExit."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM") == "dumb":
         return None
     for variable in ("COLUMNS", "LINES"):  # a terminal may change its size
@@ -287,7 +293,7 @@ def watch(record: JobRecord) -> JobStatus | None:
     try:
         tty.setcbreak(sys.stdin)
         with Live(console=console, screen=True, auto_refresh=False) as live:
-            return wait(record, rest=functools.partial(_rest, live, planned(record)))
+            return wait(record, rest=functools.partial(_draw_until_key, live, planned(record)))
     except OSError as error:
         if error.errno != errno.EIO:  # the terminal was closed
             raise
@@ -297,7 +303,7 @@ def watch(record: JobRecord) -> JobStatus | None:
             termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
-def _rest(live: Live, plan: str, job: JobStatus, pause_s: float) -> None:
+def _draw_until_key(live: Live, plan: str, job: JobStatus, pause_s: float) -> None:
     """Draw a job, and wait for a key; return early if the terminal has another size."""
     size = live.console.size
     live.update(screen(job, plan, *size), refresh=True)
@@ -308,7 +314,7 @@ def _rest(live: Live, plan: str, job: JobStatus, pause_s: float) -> None:
         key, name = _key(), job.record.job_id or job.record.name
         if key in (b"", b"q", b"\x04"):
             live.stop()
-            output.note(f"job {name} was not cancelled")
+            output.note(f"left the screen; job {name} continues")
             raise ClickExit(0)
         if key in _COMMANDS:
             live.stop()
@@ -325,7 +331,7 @@ def _key() -> bytes:
 def _run(command: tuple[str, ...], name: str, run_dir: str) -> None:
     """Run a command about a job, and wait until a person has read what it prints."""
     if command[0] == "cancel":
-        output.say(f"Cancel job {name}? Press y to cancel it, any other key to go back")
+        output.say(f"Cancel job {name}? Press y to cancel the job, or another key to go back")
         termios.tcflush(sys.stdin, termios.TCIFLUSH)
         if _key() != b"y":
             return

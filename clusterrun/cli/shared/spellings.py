@@ -54,7 +54,8 @@ def no_option(error: click.NoSuchOption, words: Sequence[str]) -> UsageError:
     ctx = error.ctx
     verb = (ctx.info_name or "") if ctx else ""
     flag = error.option_name.replace("_", "-")
-    at = next((n for n, word in enumerate(words) if flag in (_name(word), word[:2])), len(words))
+    found = (n for n, word in enumerate(words) if flag in (_name(word), word[:2]))
+    at = next(found, len(words))  # the index of the option
     value = _value(words, at, flag)
     typed = words[at].partition("=")[0] if at < len(words) and flag.startswith("--") else flag
     known = [name for each in ctx.command.params for name in each.opts] if ctx else []
@@ -73,23 +74,23 @@ def _setting(flag: str, value: str) -> str:
     from clusterrun.config.spec import FIELDS
     from clusterrun.launch.passed_on import SHORT
 
-    long = SHORT.get(flag[1:], flag[2:])
-    name = long.removeprefix("no-").replace("-", "_")
-    only = (x for x in FIELDS if not x.flags and x.group != "job")
-    field = next((x for x in only if name in (x.name, x.key.rpartition(".")[2])), None)
+    name = SHORT.get(flag[1:], flag[2:])  # of `-x`, sbatch's long name
+    setting = name.removeprefix("no-").replace("-", "_")
+    others = (x for x in FIELDS if not x.flags and x.group != "job")  # without an option
+    field = next((x for x in others if setting in (x.name, x.key.rpartition(".")[2])), None)
     if field is None:
         return ""
     if field.kind is Kind.FLAG:
-        value = "false" if long.startswith("no-") else "true"
+        value = "false" if name.startswith("no-") else "true"
     return f"{field.key}={value or 'VALUE'}"
 
 
 def _hints(
     flag: str, words: Sequence[str], at: int, verb: str, known: Sequence[str]
 ) -> Iterator[str]:
-    """Yield hints, the most certain first."""
+    """Yield hints for an unknown option, typed at index `at`, the most certain first."""
     typed = (words[at] if at < len(words) else flag).partition("=")[0]
-    if f"-{typed}" in known:
+    if f"-{typed}" in known:  # with one dash instead of two
         yield f"use '-{typed}'"
     if verb in JOB_VERBS and "," in _value(words, at, flag):
         yield from _entry("listed", flag)
@@ -100,7 +101,7 @@ def _hints(
             whole = "=".join(filter(None, (typed, _value(words, at, flag))))
             yield f"pass it to {program}: --{program}-arg={shlex.quote(whole)}"
     if flag.startswith("--"):
-        begun = [name for name in known if name.startswith(flag) and len(flag) > 4]
+        begun = [name for name in known if name.startswith(flag) and len(flag) > len("--xy")]
         long = [name for name in known if name.startswith("--")]
         near = difflib.get_close_matches(flag, long, n=1, cutoff=_SIMILAR)
         yield from (f"use '{name}'" for name in (begun if len(begun) == 1 else near))
@@ -114,13 +115,14 @@ def _hints(
 
 
 def _entry(section: str, *flags: str) -> Iterator[str]:
+    """Yield the hints for options or words in a section of the table."""
     for names, hint in _table().get(section, {}).items():
         if not {*flags}.isdisjoint(names.split()):
             yield hint
 
 
-def _value(words: Sequence[str], at: int, flag: str) -> str:
-    """Return what was typed as the value of an option; "" if nothing was."""
+def _value(words: Sequence[str], at: int, flag: str = "--") -> str:
+    """Return the value of the option at an index: of --name=x, --name x, or -nx; "" for none."""
     word, following = (*words[at : at + 2], "", "")[:2]
     if "=" in word:
         return word.partition("=")[2]
@@ -130,6 +132,7 @@ def _value(words: Sequence[str], at: int, flag: str) -> str:
 
 
 def _filled(hint: str, value: str, verb: str = "") -> str:
+    """Fill in the fields of a hint; other words in braces stay."""
     fields = {"value": value, "gpus": value.removeprefix("gpu:"), "verb": verb}
     return re.sub(r"\{(\w+)\}", lambda found: fields.get(found[1], found[0]), hint)
 
@@ -152,12 +155,13 @@ def refuse_launcher_module(words: Sequence[str], ctx: click.Context) -> None:
     for at, word in enumerate(words):
         if found := re.match(_MODULE, word):
             module, *rest = [word for word in (found[1], *words[at + 1 :]) if word] or [""]
-            if "--" in words[:at] or any(x.endswith(".py") or _is_program(x) for x in words[:at]):
-                return
+            before = words[:at]  # looked at only now: most commands need no table
+            if "--" in before or any(x.endswith(".py") or _is_program(x) for x in before):
+                return  # the word belongs to that program
             if word == "-mem":  # else it is a module
                 raise UsageError("no option '-mem'", hint="use '--mem'")
             if _is_launcher(module):
-                raise _not_the_script(module, rest, ctx.info_name or "", words[:at])
+                raise _not_the_script(module, rest, ctx.info_name or "", before)
 
 
 def _is_launcher(module: str) -> bool:
@@ -174,10 +178,7 @@ def _not_the_script(name: str, words: Sequence[str], verb: str, own: Sequence[st
 
 
 def refuse_other_program(words: Sequence[str], verb: str, own: Sequence[str] = ()) -> None:
-    """Refuse a launcher, or a file that is not Python, as the script. Raises UsageError.
-
-    `own` are the options of clusterrun before it.
-    """
+    """Refuse a launcher, or a file that is not Python, as the script; `own` options precede it."""
     first = words[0]
     if first.endswith(".py"):
         return
@@ -200,38 +201,41 @@ def translated(words: Sequence[str], verb: str, own: Sequence[str] = ()) -> str:
     """
     at, entry = _entry_point(words)
     given = {
-        word.partition("=")[0].replace("_", "-"): _value(words[:at], number, "--")
+        word.partition("=")[0].replace("_", "-"): _value(words[:at], number)
         for number, word in enumerate(words[:at])
         if word.startswith("-")
     }
-    options: dict[str, str] = {}
+    options: dict[str, str] = {}  # by hint: of options that mean the same, the last one counts
     for name, value in given.items():
         for hint in _entry("translated", name):
             if (value and value not in _TORCHRUN_WORDS) or "{" not in hint:
                 options[hint] = _filled(hint, value)
-    total, nodes = (given.get(f"--num-{each}", "") for each in ("processes", "machines"))
-    if total.isdigit() and (nodes or "1").isdigit() and int(nodes or 1):  # of all machines
-        options["total"] = f"--gpus-per-node {int(total) // int(nodes or 1)}"
-    is_free = not any(word.startswith("--cluster") for word in own)
-    if is_free and shell.find("sbatch") is None and (hosts := _hosts(given)):
-        options = {"hosts": hosts, **options, "-N {value}": ""}
+    total, nodes = given.get("--num-processes", ""), given.get("--num-machines") or "1"
+    if total.isdigit() and nodes.isdigit() and int(nodes):  # the processes of all machines
+        options["total"] = f"--gpus-per-node {int(total) // int(nodes)}"
+    has_cluster = any(word.startswith("--cluster") for word in own)
+    if not has_cluster and shell.find("sbatch") is None and (hosts := _hosts(given)):
+        options.pop("-N {value}", None)  # the hosts are the nodes
+        options = {"hosts": hosts, **options}
     parts = ("clusterrun", verb, shlex.join(own), *options.values(), shlex.join(entry))
     return " ".join(filter(None, parts))
 
 
 def _hosts(given: Mapping[str, str]) -> str:
-    """Name the machines of a command line that is typed on each of them, as without Slurm."""
+    """Return options that name all machines of a launcher that is typed on each of them, or ""."""
     if hostfile := given.get("--hostfile") or given.get("--deepspeed-hostfile"):
         return f"--cluster ssh --hostfile {hostfile}"
     names = ("--master-addr", "--main-process-ip", "--rdzv-endpoint")
     found = next((given[name] for name in names if given.get(name)), "")
-    address = found.partition(":")[0] if found.count(":") == 1 else found
+    address = found.partition(":")[0] if found.count(":") == 1 else found  # more: of IPv6
     counts = ("--nnodes", "--num-machines", "--num-nodes")
     number = next((given[name] for name in counts if given.get(name)), "")
     if number == "1" or address in _LOCAL or not (address or _NUMBERS & given.keys()):
         return ""
-    more = range(1, min(int(number), 9)) if number.isdecimal() and number != "2" else ("",)
-    return f"--cluster ssh --hosts {','.join([address or 'FIRST', *(f'OTHER{n}' for n in more)])}"
+    others = ["OTHER"]
+    if number.isdecimal() and number != "2":
+        others = [f"OTHER{index}" for index in range(1, min(int(number), 9))]
+    return f"--cluster ssh --hosts {','.join([address or 'FIRST', *others])}"
 
 
 def _entry_point(words: Sequence[str]) -> tuple[int, list[str]]:
@@ -274,10 +278,7 @@ _MOST_FILES: Final = 300
 def refuse_misplaced(
     ctx: click.Context, before: Sequence[str], entry: str, args: Sequence[str], *, is_module: bool
 ) -> tuple[str, ...]:
-    """Refuse our options among a script's arguments; return notes on those that it may have.
-
-    `before` are the words typed before the script. Raises UsageError.
-    """
+    """Refuse our options after a script, or return notes on those that the script may have."""
     params = ctx.command.params
     options = {name: each for each in params for name in (*each.opts, *each.secondary_opts)}
     ours = {*options, *_CERTAIN, *_HELP}  # the verb may lack some of submit's
@@ -286,28 +287,47 @@ def refuse_misplaced(
     if not found:
         return ()
     script = _options_of(entry, is_module=is_module)
-    moved, unsure, refused, noted = list[int](), list[int](), list[str](), list[str]()
+    refused, noted = dict[int, str](), dict[int, str]()  # by index, as typed
     for at, name in found.items():
-        option, typed = options.get(name), _typed(args[at])
-        heading = getattr(option, "heading", "")
-        is_ours = heading in _UNMISTAKABLE or getattr(option, "name", "") in _OTHERS
-        is_clear = (is_ours and (name[:2] == "--" or name in _SHORT)) or name in _CERTAIN
+        typed = _typed(args[at])
         if script.may_have(typed):
             continue
-        is_certain = name in _CERTAIN or (script.are_visible and is_clear)
-        is_certain = not script.has_parser if name in _HELP else bool(option) and is_certain
-        places = [at] if getattr(option, "is_flag", True) or typed != args[at] else [at, at + 1]
-        if is_certain and not script.takes_any:
-            moved += places
-            refused.append(typed)
-        elif is_clear or name in _HELP or (script.are_visible and heading in _OF_A_JOB):
-            noted.append(typed)
-            unsure += places
-    if refused:
-        what, moved = " and ".join(dict.fromkeys(refused)), sorted(moved + unsure)
-        raise _refusal([ctx.command_path, *before], entry, args, moved, what, is_module)
-    where = "comes after the script and goes to it; put clusterrun's options before the script"
-    return tuple(f"{name} {where}" for name in dict.fromkeys(noted))
+        if _is_refused(name, options.get(name), script):
+            refused[at] = typed
+        elif _is_noted(name, options.get(name), script):
+            noted[at] = typed
+    if not refused:
+        where = "comes after the script and goes to it; put clusterrun's options before the script"
+        return tuple(f"{name} {where}" for name in dict.fromkeys(noted.values()))
+    moved = set[int]()
+    for at, typed in (*refused.items(), *noted.items()):
+        is_flag = getattr(options.get(found[at]), "is_flag", True)
+        moved |= {at} if is_flag or typed != args[at] else {at, at + 1}  # its value follows
+    what = " and ".join(dict.fromkeys(refused.values()))
+    raise _refusal([ctx.command_path, *before], entry, args, sorted(moved), what, is_module)
+
+
+def _is_refused(name: str, option: click.Parameter | None, script: ScriptOptions) -> bool:
+    """Return whether the script certainly does not have an option that is certainly ours."""
+    if script.takes_any:
+        return False
+    if name in _HELP:
+        return not script.has_parser
+    is_certain = name in _CERTAIN or (script.are_visible and _is_clear(name, option))
+    return option is not None and is_certain
+
+
+def _is_noted(name: str, option: click.Parameter | None, script: ScriptOptions) -> bool:
+    """Return whether an option that the script may have is probably ours."""
+    is_of_job = getattr(option, "heading", "") in _OF_A_JOB
+    return name in _HELP or _is_clear(name, option) or (script.are_visible and is_of_job)
+
+
+def _is_clear(name: str, option: click.Parameter | None) -> bool:
+    """Return whether scripts hardly have an option of this name."""
+    is_unmistakable = getattr(option, "heading", "") in _UNMISTAKABLE
+    is_ours = is_unmistakable or getattr(option, "name", "") in _OTHERS
+    return name in _CERTAIN or (is_ours and (name.startswith("--") or name in _SHORT))
 
 
 def _name(word: str) -> str:
@@ -324,11 +344,13 @@ def _typed(word: str) -> str:
 def _refusal(
     first: list[str], entry: str, args: Sequence[str], moved: list[int], what: str, is_module: bool
 ) -> UsageError:
+    """Return the error, with the two command lines that may be meant."""
     rest = [word for at, word in enumerate(args) if at not in moved]
-    after = ["--"] * bool(rest) if is_module else [entry]
     own = [args[at] for at in moved if at < len(args)]
-    right = shlex.join([*first[1:], *own, *after, *rest])
-    passed = shlex.join([*first[1:], *([] if is_module else [entry]), "--", *args])
+    script = [] if is_module else [entry]  # a module is named by the option -m
+    dashes = ["--"] if is_module and rest else []
+    right = shlex.join([*first[1:], *own, *script, *dashes, *rest])
+    passed = shlex.join([*first[1:], *script, "--", *args])
     return UsageError(
         f"{what} would go to the script, but {entry} has no such option",
         hint=(

@@ -23,17 +23,15 @@ if TYPE_CHECKING:
 
 Warnings = list[dict[str, str]]
 
-_FEW_NODES: Final = 2  # hardly a partition has fewer: Slurm is not asked whether they can start
+_FEW_NODES: Final = 2  # nearly all partitions have them: Slurm is not asked whether they can start
 _PRECISIONS: Final = {
     "head": "bf16 or fp16, depending on the GPUs of the first node",
     "file": "from your configuration file",
 }
 
-# Before it
-
 
 def print_notes(prepared: Prepared) -> Warnings:
-    """Print, and return for JSON, a job's notes and the SBATCH_* variables that it does not use."""
+    """Print and return, for JSON, a job's notes and the SBATCH_* variables that it does not use."""
     script = prepared.resolved.spec.script or prepared.resolved.spec.module or ""
     notes = [("note", text) for text in prepared.notes]
     notes += [(x.id, f"{place(x, script)}: {x.text}; {x.fix}") for x in prepared.pitfalls]
@@ -44,17 +42,17 @@ def print_notes(prepared: Prepared) -> Warnings:
 
 
 def warn_of_sbatch_variables(prepared: Prepared) -> list[str]:
-    """Print, and return, the SBATCH_* variables that would override a job's options."""
+    """Print and return the SBATCH_* variables that would override a job's options."""
     items = sorted(os.environ.items()) if prepared.plan.cluster.scheduler.reads_sbatch else ()
     removed = [f"{name}={value}" for name, value in items if name.startswith(SBATCH)]
     if removed:
-        note = "clusterrun removes it for this submission; pass the option itself instead"
+        note = "clusterrun removes these variables for this submission; pass options instead"
         output.warn(f"set in your shell for sbatch: {', '.join(removed)}", notes=(note,))
     return removed
 
 
 def print_files(prepared: Prepared, *, as_json: bool) -> None:
-    """Print only the batch script, for hosts a command for each; or all files as one object."""
+    """Print the batch script, for hosts a command for each, or all files as one JSON object."""
     if as_json:
         head = {"schema": "clusterrun.render/1", "name": prepared.plan.name}
         output.answer_json({**head, "files": prepared.bundle.files, "notes": prepared.notes})
@@ -102,30 +100,17 @@ def confirm_size(plan: Plan, *, yes: bool) -> None:
     output.confirm(question, deed, yes=hint, otherwise="nothing was submitted")
 
 
-# After it
-
-
 def answer_and_wait(record: JobRecord, data: dict[str, Any], asked: HowToAnswer) -> int:
-    """Print the submission; with `wait` or `follow`, return the job's status after its end."""
-    if asked.parsable and not asked.as_json:
+    """Print the submission; with `wait` or `follow`, return the job's exit status at its end."""
+    if asked.as_json and not asked.wait:  # else `await_end` prints it, completed by the end
+        output.answer_json(data)
+    elif asked.parsable and not asked.as_json:
         output.answer(";".join(filter(None, (record.job_id, record.slurm_cluster))))
     elif not asked.as_json:
         output.answer(f"Submitted batch job {record.job_id}")
-    elif not asked.wait:
-        output.answer_json(data)
     print_where(record)
     if not (asked.wait or asked.follow):
-        if not record.cluster.scheduler.outlives_shell and not sys.stdin.isatty():
-            output.note("the job ends with this allocation; at the end of a script, use --wait")
-        if record.cluster.scheduler.reads_sbatch and record.nodes > _FEW_NODES:
-            # Such as for more nodes than a partition has.
-            from clusterrun.backends.slurm.outlook import explained
-            from clusterrun.cli.shared.job_view import warn_stuck
-            from clusterrun.verbs.status import look
-
-            now = look(record, max_age_s=0)
-            if now.pending and now.pending.can_start is False:
-                warn_stuck(explained(now))
+        _warn_of_lost_job(record)
         return Exit.OK
     from clusterrun.cli.shared.closing import await_end  # most submissions need none of it
     from clusterrun.verbs.find import refuse_elsewhere
@@ -135,9 +120,25 @@ def answer_and_wait(record: JobRecord, data: dict[str, Any], asked: HowToAnswer)
     except ElsewhereError as there:
         from clusterrun.cli.shared import forward
 
-        options = ["--follow"] * asked.follow + ["--json", json.dumps(data)] * asked.as_json
+        options = ["--follow"] if asked.follow else []
+        options += ["--json", json.dumps(data)] if asked.as_json else []
         return forward.forward(["await-end", *options], there)
     return await_end(record, data if asked.as_json else None, follow=asked.follow)
+
+
+def _warn_of_lost_job(record: JobRecord) -> None:
+    """Warn of a job that ends with this shell, or that can never start, e.g. on so many nodes."""
+    scheduler = record.cluster.scheduler
+    if not scheduler.outlives_shell and not sys.stdin.isatty():
+        output.note("the job ends with this allocation; at the end of a script, use --wait")
+    if scheduler.reads_sbatch and record.nodes > _FEW_NODES:
+        from clusterrun.backends.slurm.outlook import explained
+        from clusterrun.cli.shared.job_view import warn_stuck
+        from clusterrun.verbs.status import quick_status
+
+        now = quick_status(record, max_age_s=0)
+        if now.pending and now.pending.can_start is False:
+            warn_stuck(explained(now))
 
 
 def print_where(record: JobRecord) -> None:
@@ -158,20 +159,20 @@ def submission_object(
     batch = spec.effective_batch
     if spec.micro_batch is not None:
         batch = batch or spec.micro_batch * (spec.accumulation or 1) * ranks
-    told = ("name", "run_id", "world_size", "nodes", "procs_per_node", "gpus_per_node")
+    names = ("name", "run_id", "world_size", "nodes", "procs_per_node", "gpus_per_node")
     return {
         "schema": f"clusterrun.{verb}/1",
         "job_id": record.job_id,
         "backend": record.cluster.value,
         "cluster": record.slurm_cluster,
         "chained_job_ids": list(record.chained_job_ids),
-        **{name: getattr(record, name) for name in told},
+        **{name: getattr(record, name) for name in names},
         "run_dir": (record.home or record).run_dir,
         "script": str(record.paths.script),
         "log_dir": str(record.paths.logs_dir),
         "effective_batch": batch,
         "warnings": warnings,
-        **dict.fromkeys(("state", "exit", "verdict")),  # of its end, unless the command waits
+        **dict.fromkeys(("state", "exit", "verdict")),  # `await_end` fills them in
     }
 
 
