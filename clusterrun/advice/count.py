@@ -28,8 +28,8 @@ HEAD_NORM = re.compile(r"\.[qk]_(layer)?norm\.")
 def main() -> None:
     """Print the numbers, or what is missing or wrong."""
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-    least = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(hard, MEMORY_BYTES)
-    resource.setrlimit(resource.RLIMIT_DATA, (least, least))
+    most = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(hard, MEMORY_BYTES)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     try:
         import torch  # noqa: F401
         import transformers
@@ -53,8 +53,9 @@ def counted(values: Mapping[str, Any], transformers: Any) -> dict[str, Any]:
         {key: each for key, each in values.items() if key not in LOADING}
     )
     model, text = _built(_class(config, transformers), config), config.get_text_config()
-    words = model if text is config else _built(transformers.AutoModel, text)
-    params, shape = _size(model.parameters()), _shape(text, words)
+    # The shape is that of the language model; an image encoder beside it only has parameters.
+    language = model if text is config else _built(transformers.AutoModel, text)
+    params, shape = _size(model.parameters()), _shape(text, language)
     idle = shape.pop("idle")
     return {
         **shape,
@@ -85,15 +86,19 @@ def _built(kind: Any, config: Any) -> Any:
 
 def _shape(config: Any, model: Any) -> dict[str, Any]:
     blocks = list(_blocks(config, model))
-    inside = [(f".{name}", each) for block in blocks for name, each in block.named_parameters()]
-    names = " ".join(name for name, _ in inside)
-    routed = _size(each for name, each in inside if ".experts." in name)
+    named = [(f".{name}", each) for block in blocks for name, each in block.named_parameters()]
+    names = " ".join(name for name, _ in named)
+    routed = _size(each for name, each in named if ".experts." in name)
     decoders = _number(config, "num_decoder_layers", "decoder_layers")
     vocab = _number(config, "vocab_size")
+    positions = _number(config, "max_position_embeddings", "n_positions")
+    if not vocab:  # an image: its patches, and the class token
+        side = _number(config, "image_size") // (_number(config, "patch_size") or 1)
+        positions = side**2 + 1
     return {
         **_attention(config),
         **_feed_forward(config, routed),
-        "linear_params": _size(each for _, each in inside) - routed,
+        "linear_params": _size(each for _, each in named) - routed,
         "block": max((_size(block.parameters()) for block in blocks), default=0),
         "layers": len(blocks) or _number(config, "num_hidden_layers"),
         "cross_layers": decoders if config.is_encoder_decoder else 0,
@@ -101,9 +106,7 @@ def _shape(config: Any, model: Any) -> dict[str, Any]:
         "gated": bool(GATE.search(names)),
         "head_norm": bool(HEAD_NORM.search(names)),
         "family": config.model_type,
-        "positions": _number(config, "max_position_embeddings", "n_positions")
-        if vocab
-        else (_number(config, "image_size") // (_number(config, "patch_size") or 1)) ** 2 + 1,
+        "positions": positions,
         "is_text": vocab > 0,
     }
 
@@ -119,13 +122,17 @@ def _blocks(config: Any, model: Any) -> Iterator[Any]:
 
 
 def _attention(config: Any) -> dict[str, int]:
-    """Return the heads; over latent vectors (arXiv:2405.04434) they have the mean width."""
+    """Return the heads and their width, 0 if they share the hidden size.
+
+    Multi-head latent attention (MLA, arXiv:2405.04434) makes keys and values for each head. Queries
+    and keys are wider than values: `Model` has one width, so it gets the mean.
+    """
     heads = _number(config, "num_attention_heads")
     kv_heads = _number(config, "num_key_value_heads") or heads
     width = _number(config, "head_dim", "d_kv")
     if _number(config, "kv_lora_rank"):
-        query = _number(config, "qk_nope_head_dim") + _number(config, "qk_rope_head_dim")
-        kv_heads, width = heads, (query + _number(config, "v_head_dim")) // 2
+        key_width = _number(config, "qk_nope_head_dim") + _number(config, "qk_rope_head_dim")
+        kv_heads, width = heads, (key_width + _number(config, "v_head_dim")) // 2
     return {
         "hidden": _number(config, "hidden_size"),
         "heads": heads,
@@ -135,15 +142,15 @@ def _attention(config: Any) -> dict[str, int]:
 
 
 def _feed_forward(config: Any, routed: int) -> dict[str, int]:
-    """Return the width that a token uses, and how much of `routed` parameters it does not."""
+    """Return the width that a token uses, and how many of the `routed` parameters it does not."""
     dense = _number(config, "intermediate_size", "d_ff", "ffn_dim", "n_inner", "ffn_hidden_size")
     dense = dense or 4 * _number(config, "hidden_size")
     if not routed:
         return {"ffn": dense, "idle": 0}
-    there = _number(config, "num_local_experts", "num_experts", "n_routed_experts")
+    experts = _number(config, "num_local_experts", "num_experts", "n_routed_experts")
     met = _number(config, "num_experts_per_tok", "num_experts_per_token")
-    if not 0 < met <= there:
-        raise ValueError(f"a token cannot use {met} of {there} experts")
+    if not 0 < met <= experts:
+        raise ValueError(f"a token cannot use {met} of {experts} experts")
     each = _number(config, "moe_intermediate_size") or dense
     shared = _number(config, "shared_expert_intermediate_size", "shared_intermediate_size")
     shared = shared or each * _number(config, "n_shared_experts")
@@ -151,7 +158,7 @@ def _feed_forward(config: Any, routed: int) -> dict[str, int]:
         "ffn": met * each + shared,
         "experts_met": met,
         "expert_ffn": each,
-        "idle": routed * (there - met) // there,
+        "idle": routed * (experts - met) // experts,
     }
 
 

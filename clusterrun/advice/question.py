@@ -58,13 +58,8 @@ def question_of(resolved: Resolved, *, is_open: bool = False, may_count: bool = 
     setup = _setup(spec, _model(resolved, may_count=may_count), gpu, is_open=is_open)
     same = "max_steps lr base_batch lr_rule mfu step_time_s save_every keep keep_best network"
     given = {name: value for name in same.split() if (value := getattr(spec, name))}
-    # The job may write to a disk that this machine sees: its own, or a cluster's.
-    places = (choose_cluster(Cluster.AUTO), choose_cluster(spec.cluster))
-    runs_here = _runs_here(spec)
-    is_seen = runs_here or all(place.scheduler.shares_files for place in places)
-    saves_here = spec.save_every is not None and is_seen
     within, between = spec.intra_node_bandwidth, spec.inter_node_bandwidth
-    host_bytes, cpus = _of_node(spec, runs_here=runs_here)
+    host_bytes, cpus = _of_node(spec)
     measured = (x for x in stored_scaling(resolved) if x.is_of(setup, is_cpu=is_cpu))
     question = Question(
         **given,
@@ -80,7 +75,7 @@ def question_of(resolved: Resolved, *, is_open: bool = False, may_count: bool = 
         wanted_ckpt=spec.grad_ckpt,
         prices=_prices(spec, gpu),
         limit_s=spec.time_minutes * 60 if spec.time_minutes else None,
-        disk_bytes=_free_bytes(resolved.cwd / spec.run_dir) if saves_here else None,
+        disk_bytes=_free_bytes(resolved),
         within_node=within * 1e9 if within else None,
         between_nodes=between * 1e9 if between else None,
         scaling=next(measured, None),
@@ -125,17 +120,16 @@ def planned(resolved: Resolved, *, strategy: Strategy | None = None) -> Choice:
     Raises UsageError if too little is known, ClusterrunError if nothing fits.
     """
     question = question_of(_submitted(resolved), is_open=True)
-    for choice in recommend(question, question.effective_batch, strategy=strategy):
-        if estimate(dataclasses.replace(question, setup=choice.setup)).never_ends:
-            raise ClusterrunError(
-                "the training takes longer than its time limit, and saves nothing",
-                hint="set training.save_every to the steps between checkpoints, or raise --time",
-            )
-        return choice
-    raise ClusterrunError(
-        f"no setup fits{f' under {strategy.value}' if strategy else ''} at any micro-batch",
-        hint="run clusterrun plan --recommend to see the setup that needs the least memory",
-    )
+    choices = recommend(question, question.effective_batch, strategy=strategy)
+    if not choices:
+        text = f"no setup fits{f' under {strategy.value}' if strategy else ''} at any micro-batch"
+        hint = "run clusterrun plan --recommend to see the setup that needs the least memory"
+        raise ClusterrunError(text, hint=hint)
+    if estimate(dataclasses.replace(question, setup=choices[0].setup)).never_ends:
+        text = "the training takes longer than its time limit, and saves nothing"
+        hint = "set training.save_every to the steps between checkpoints, or raise --time"
+        raise ClusterrunError(text, hint=hint)
+    return choices[0]
 
 
 def assumptions_of(resolved: Resolved) -> tuple[str, ...]:
@@ -149,12 +143,11 @@ def assumptions_of(resolved: Resolved) -> tuple[str, ...]:
 
 def _refuse(spec: JobSpec, *, is_open: bool) -> None:
     """Refuse what can't be estimated or trained, and files of the user, which may set anything."""
-    is_adopted = not is_open and not spec.strategy.is_deepspeed and named_json(spec.args)
-    if spec.accelerate_config or spec.deepspeed_config or is_adopted:
-        raise UsageError(
-            "plan cannot read your own configuration file",
-            hint="omit it, and describe the setup with --strategy, --nodes and --gpus-per-node",
-        )
+    # The script's own DeepSpeed JSON decides the strategy, unless the options do.
+    json_decides = not is_open and not spec.strategy.is_deepspeed and named_json(spec.args)
+    if spec.accelerate_config or spec.deepspeed_config or json_decides:
+        hint = "omit it, and describe the setup with --strategy, --nodes and --gpus-per-node"
+        raise UsageError("plan cannot read your own accelerate or DeepSpeed file", hint=hint)
     for option, size in (("--gpu-mem", spec.gpu_mem_bytes), ("--host-mem", spec.host_mem_bytes)):
         if size is not None and size < _LEAST_BYTES:
             raise UsageError(f"{option} is only {size} bytes", hint="add a unit, as in 24GiB")
@@ -188,7 +181,7 @@ def _setup(spec: JobSpec, model: Model, gpu: Gpu | None, *, is_open: bool) -> Se
         procs_per_node=procs,
         parallel=parallel,
         precision=_precision(spec, gpu, is_cpu=_is_cpu(spec)),
-        accumulation=spec.accumulation or 1 if is_open else _accumulation(spec, each_pass),
+        accumulation=(spec.accumulation or 1) if is_open else _accumulation(spec, each_pass),
         seq_len=spec.seq_len or (0 if model.is_text else model.positions),
         load_in_4bit=_in_4bit(spec, model),
     )
@@ -201,10 +194,8 @@ def _in_4bit(spec: JobSpec, model: Model) -> bool:
     if not spec.lora:
         raise UsageError("4-bit weights can't be trained", hint="add adapters, such as --lora 16")
     if model.active_params:
-        raise UsageError(
-            "bitsandbytes can't quantize experts: transformers joins those of a block",
-            hint="leave out --load-in-4bit",
-        )
+        text = "bitsandbytes can't quantize experts: transformers joins those of a block"
+        raise UsageError(text, hint="leave out --load-in-4bit")
     return True
 
 
@@ -214,16 +205,13 @@ def _accumulation(spec: JobSpec, each_pass: int) -> int:
         return given or 1
     passes, rest = divmod(wanted, each_pass)
     if rest:
-        raise UsageError(
-            f"an effective batch of {wanted} is not a multiple of {each_pass} samples per pass",
-            hint=f"use {max(1, round(wanted / each_pass)) * each_pass}, change --micro-batch, or "
-            "let --recommend choose it",
-        )
+        near = max(1, round(wanted / each_pass)) * each_pass
+        text = f"an effective batch of {wanted} is not a multiple of {each_pass} samples per pass"
+        hint = f"use {near}, change --micro-batch, or let --recommend choose it"
+        raise UsageError(text, hint=hint)
     if given not in (None, passes):
-        raise UsageError(
-            f"an effective batch of {wanted} is {passes} passes of {each_pass}, not {given}",
-            hint="leave out --effective-batch or --accumulation",
-        )
+        text = f"an effective batch of {wanted} is {passes} passes of {each_pass}, not {given}"
+        raise UsageError(text, hint="leave out --effective-batch or --accumulation")
     return passes
 
 
@@ -263,11 +251,8 @@ def _model(resolved: Resolved, *, may_count: bool) -> Model:
         return counted(config, spec.model, resolved, may_count=may_count)
     known = models.find(spec.model)
     if known is None:
-        raise UsageError(
-            f"'{spec.model}' is not a known model, not a config.json and not in the Hugging Face "
-            "cache",
-            hint=_other_models(spec.model),
-        )
+        missing = "not a known model, not a config.json and not in the Hugging Face cache"
+        raise UsageError(f"'{spec.model}' is {missing}", hint=_other_models(spec.model))
     return known
 
 
@@ -280,8 +265,7 @@ def _other_models(name: str) -> tuple[str, ...]:
 
 def _local_config(resolved: Resolved, name: str) -> Mapping[str, Any] | None:
     """Read a model's config.json if this machine has it: here, or in the Hugging Face cache."""
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    hub = os.path.join(os.environ.get("HF_HOME") or os.path.join(home, "huggingface"), "hub")
+    hub = os.path.join(os.environ.get("HF_HOME") or _caches() / "huggingface", "hub")
     cache = Path(os.environ.get("HF_HUB_CACHE") or hub) / f"models--{name.replace('/', '--')}"
     try:
         given = [place / Path(name).expanduser() for place in (resolved.cwd, resolved.project_dir)]
@@ -302,16 +286,17 @@ def _local_config(resolved: Resolved, name: str) -> Mapping[str, Any] | None:
     return content
 
 
+def _caches() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+
+
 def _by_numbers(spec: JobSpec) -> Model:
     if not spec.names_model:
-        raise UsageError(
-            "no model was named",
-            hint="pass --model qwen3-8b, --model path/to/config.json, or --params 8.03e9",
-        )
+        hint = "pass --model qwen3-8b, --model path/to/config.json, or --params 8.03e9"
+        raise UsageError("no model was named", hint=hint)
     shape: dict[str, Any] = {name: getattr(spec, name) or 0 for name in _SHAPE}
     params, active_params = round(spec.params or 0), round(spec.active_params or 0)
-    given = Model(name="", params=params, active_params=active_params, **shape)
-    return models.from_numbers(given)
+    return models.from_numbers(Model(name="", params=params, active_params=active_params, **shape))
 
 
 # A model that our table lacks, counted with the transformers of the job's Python
@@ -339,27 +324,23 @@ def counted(values: Mapping[str, Any], name: str, resolved: Resolved, *, may_cou
     python, config = _python(resolved), json.dumps(values, sort_keys=True)
     program = Path(__file__).with_name("count.py").read_text(encoding="utf-8")
     key = json.dumps([program, python, config]).encode(errors="surrogateescape")
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    file = Path(cache, "clusterrun", "models", f"{hashlib.sha256(key).hexdigest()[:24]}.json")
+    file = _caches() / "clusterrun" / "models" / f"{hashlib.sha256(key).hexdigest()[:24]}.json"
     known = read_json(file)
     if known is None and not may_count:
         hint = "run clusterrun plan, which counts them"
         raise UsageError(f"the parameters of '{name}' were not counted yet", hint=hint)
     answer = known or _answer([python, "-c", program], config)
     if "missing" in answer:
-        raise UsageError(
-            f"counting '{name}' needs torch and transformers in the job's Python, {python}",
-            cause=str(answer["missing"]),
-            hint=(BY_HAND, "or pass --python with an interpreter that has them"),
-        )
+        text = f"counting '{name}' needs torch and transformers in the job's Python, {python}"
+        hints = (BY_HAND, "or pass --python with an interpreter that has them")
+        raise UsageError(text, cause=str(answer["missing"]), hint=hints)
     try:
         model: Model = decoded(Model, {**answer, "name": name})
     except ValueError as error:
         hint = SIZE_ALONE if "experts" in config else BY_HAND
         cause = " ".join(str(answer.get("wrong", error)).split())
-        raise UsageError(
-            f"transformers can't build the model of '{name}'", cause=cause[:300], hint=hint
-        ) from error
+        text = f"transformers can't build the model of '{name}'"
+        raise UsageError(text, cause=cause[:300], hint=hint) from error
     if known is None:
         with contextlib.suppress(OSError):
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -410,29 +391,28 @@ def _prices(spec: JobSpec, gpu: Gpu | None) -> dict[str, float]:
         name, _, price = text.partition("=")
         card = gpu if gpu and name == spec.gpu else gpus.find(name)
         if not re.fullmatch(r"[0-9]+(\.[0-9]*)?", price):
-            raise UsageError(
-                f"--gpu-price '{text}' has no price", hint="write --gpu-price h100-80g=2.5"
-            )
+            hint = "write --gpu-price h100-80g=2.5"
+            raise UsageError(f"--gpu-price '{text}' has no price", hint=hint)
         prices[card.name] = float(price)
     return prices
 
 
-def _of_node(spec: JobSpec, *, runs_here: bool) -> tuple[int | None, int | None]:
+def _of_node(spec: JobSpec) -> tuple[int | None, int | None]:
     """Return the memory and the CPUs that the job gets on a node; None if Slurm decides."""
     gpus_of_node = 1 if spec.gpus_per_node is None else spec.gpus_per_node  # by default one
     cpus = spec.cpus_per_task or (spec.cpus_per_gpu or 0) * gpus_of_node or None
-    found = spec.host_mem_bytes
+    memory = spec.host_mem_bytes
     for text, times in ((spec.mem, 1), (spec.mem_per_gpu, gpus_of_node), (spec.mem_per_cpu, cpus)):
-        if found is None and text and times and text.strip("0"):  # --mem=0 is all of the node
+        if memory is None and text and times and text.strip("0"):  # --mem=0 is all of the node
             # A bare number is MiB, as in Slurm.
-            found = times * (int(text) << 20 if text.isdecimal() else parse_bytes(text))
-    if runs_here and found is None:
+            memory = times * (int(text) << 20 if text.isdecimal() else parse_bytes(text))
+    if _runs_here(spec) and memory is None:
         import psutil
 
-        found = psutil.virtual_memory().total // (spec.nodes or 1)
-    if runs_here and cpus is None:
+        memory = psutil.virtual_memory().total // (spec.nodes or 1)
+    if _runs_here(spec) and cpus is None:
         cpus = usable_cpus() // (spec.nodes or 1)
-    return found, cpus
+    return memory, cpus
 
 
 def _runs_here(spec: JobSpec) -> bool:
@@ -442,8 +422,13 @@ def _runs_here(spec: JobSpec) -> bool:
     return bool(choose_cluster(spec.cluster).scheduler.is_this_machine)
 
 
-def _free_bytes(path: Path) -> int | None:
-    """Return the free disk space where the runs are, or will be."""
+def _free_bytes(resolved: Resolved) -> int | None:
+    """Return the space for checkpoints; None if none are saved, or the disk is not seen here."""
+    spec, path = resolved.spec, resolved.cwd / resolved.spec.run_dir
+    clusters = (choose_cluster(Cluster.AUTO), choose_cluster(spec.cluster))  # here, and the job's
+    is_shared = all(cluster.scheduler.shares_files for cluster in clusters)
+    if spec.save_every is None or not (is_shared or _runs_here(spec)):
+        return None
     place = next(place for place in (path, *path.parents) if place.exists())
     with contextlib.suppress(OSError):
         return shutil.disk_usage(place).free
@@ -472,11 +457,11 @@ class Measured(NamedTuple):
 
 def measure(paths: RunPaths, *, warm_up: float = 0.0) -> Measured:
     """Read what the ranks of a run reported; skip the first reports, a share `warm_up` of all."""
-    spans: list[tuple[float, int]] = []
+    spans: list[tuple[float, int]] = []  # seconds, and the steps in them
     steps: list[int] = []
     gpu: list[int] = []
     hosts: dict[tuple[str, int], int] = defaultdict(int)
-    before: dict[int, tuple[float, int]] = {}
+    newest: dict[int, tuple[float, int]] = {}  # by attempt: the time and the step of a report
     files = sorted(paths.events_dir.glob("*.jsonl"))
     wanted = (EventType.STEP, EventType.PEAKS)
     for event in (event for file in files for event in read(file, wanted)):
@@ -484,11 +469,11 @@ def measure(paths: RunPaths, *, warm_up: float = 0.0) -> Measured:
             hosts[event.node, event.attempt] += event.rss_bytes or 0
             gpu.append(event.cuda_allocated_bytes or 0)
         elif event.step is not None:
-            at, step = before.get(event.attempt, (event.at, event.step))
+            at, step = newest.get(event.attempt, (event.at, event.step))
             # A counter may repeat or restart, for example in each epoch.
             if event.at - at >= SHORTEST_S and event.step > step:
                 spans.append((event.at - at, event.step - step))
-            before[event.attempt] = (event.at, event.step)
+            newest[event.attempt] = (event.at, event.step)
             steps.append(event.step)
     from statistics import median  # slow to import, and plan often measures nothing
 

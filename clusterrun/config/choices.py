@@ -71,27 +71,28 @@ class Cluster(str, Enum):
     def _missing_(cls, value: object) -> Cluster | None:
         """Return the scheduler that an installed package offers under this name, if one does.
 
-        Raises UsageError if it can't be imported.
+        Enum calls this for a value that is not a member. Raises UsageError if the scheduler can't
+        be imported.
         """
         from importlib.metadata import entry_points  # slow to import
 
         if not isinstance(value, str):
             return None
         for entry in entry_points(group=ENTRY_POINTS, name=value):
-            text = f"the scheduler '{value}' ({entry.value})"
+            named = f"the scheduler '{value}' ({entry.value})"
             try:
                 found = entry.load()
             except Exception as error:
-                text += " cannot be imported"
-                raise UsageError(text, cause=repr(error), hint="repair its package") from error
+                text, hint = f"{named} cannot be imported", "reinstall the package that offers it"
+                raise UsageError(text, cause=repr(error), hint=hint) from error
             if not isinstance(found, Scheduler):
-                text += " is not a clusterrun Scheduler"
-                raise UsageError(text, hint="upgrade its package")
-            new = str.__new__(cls, value)
-            new._name_, new._value_ = value.upper(), value
-            cls._value2member_map_[value] = new  # the same object the next time
+                text = f"{named} is not a clusterrun Scheduler"
+                raise UsageError(text, hint="upgrade the package that offers it")
+            member = str.__new__(cls, value)
+            member._name_, member._value_ = value.upper(), value
+            cls._value2member_map_[value] = member  # the same object the next time
             _SCHEDULERS[value] = found
-            return new
+            return member
         return None
 
 
@@ -179,10 +180,10 @@ class Strategy(str, Enum):
 
     @classmethod
     def simplest(cls, engine: str, stage: int, *, offloads: bool = False) -> Strategy:
-        """Return the first strategy with one copy of the state for all nodes, if it is sharded."""
-        wanted = (engine, stage, offloads, False)
-        found = (x for x in cls if (x.engine, x.stage, x.offload > 0, x.is_hybrid) == wanted)
-        return min(found, key=lambda each: each.order)
+        """Return the simplest strategy with this engine, stage and offloading that is no hybrid."""
+        wanted = (engine, stage, offloads)
+        found = (x for x in cls if (x.engine, x.stage, x.offload > 0) == wanted)
+        return min((x for x in found if not x.is_hybrid), key=lambda each: each.order)
 
     @property
     def order(self) -> int:
@@ -207,7 +208,8 @@ class Strategy(str, Enum):
     @property
     def packages(self) -> tuple[str, ...]:
         """The packages that every node of a job with this strategy needs."""
-        return ("clusterrun", "torch", "accelerate", *(["deepspeed"] * self.is_deepspeed))
+        always = ("clusterrun", "torch", "accelerate")
+        return (*always, "deepspeed") if self.is_deepspeed else always
 
     @property
     def stage(self) -> int:

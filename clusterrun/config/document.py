@@ -23,7 +23,7 @@ MOST_VALUES: Final = 100_000  # those that a merge repeats included
 _DEEPEST: Final = 50
 MERGE: Final = "tag:yaml.org,2002:merge"
 _BROKEN: Final = "this is not valid YAML"
-HINTS: Final = 100  # for so many mistakes; a hint takes a search
+HINTS: Final = 100  # most mistakes that get a hint: each takes a search
 _VARIABLE: Final = r"\$(?:[A-Za-z_]\w*|\{\w+\})"
 _NULL: Final = "tag:yaml.org,2002:null"
 _TEXT_TAGS: Final = frozenset(
@@ -69,7 +69,8 @@ class Document:
         self.profile: tuple[str, Origin] | None = None
         self.errors: list[UsageError] = []
         self.warnings: list[str] = []
-        self.values, self.inside = 0, ""  # read so far; the profile that is being read
+        self.values = 0  # read so far
+        self.in_profile = ""  # the profile that is being read
 
     def compose(self) -> Node | None:
         """Parse the text into nodes; None for an empty file."""
@@ -77,13 +78,13 @@ class Document:
             self.loader = BoundedLoader(self.file.text)
             return self.loader.get_single_node()
         except yaml.MarkedYAMLError as error:
-            raise self._marked(error) from error
+            raise self._broken(error) from error
         except yaml.reader.ReaderError as error:
             line = self.file.text.count("\n", 0, error.position) + 1
             where = f"{self.file.shown}:{line}"
             raise ConfigError(_BROKEN, cause=error.reason, where=where) from error
 
-    def _marked(self, error: yaml.MarkedYAMLError) -> ConfigError:
+    def _broken(self, error: yaml.MarkedYAMLError) -> ConfigError:
         mark = error.problem_mark or error.context_mark
         where = f"{self.file.shown}:{mark.line + 1}:{mark.column + 1}" if mark else None
         cause = " ".join(filter(None, (error.context, error.problem)))
@@ -105,11 +106,11 @@ class Document:
         """Read each profile like a separate file."""
         hint = "write profiles: {a100: {slurm: {partition: gpu}}}"
         for name, _key, value in self.entries(node, "profiles must be a mapping", hint):
-            self.inside = name
+            self.in_profile = name
             self.profiles.setdefault(name, [])
             for inner, key, child in self.entries(value, f"profile '{name}' must be a mapping"):
                 self.read_key(inner, key, child)
-        self.inside = ""
+        self.in_profile = ""
 
     def read_key(self, name: str, key: Node, value: Node, section: str = "") -> None:
         """Read one key of the top level, of a profile or of a section."""
@@ -120,10 +121,10 @@ class Document:
             message = f"[{name}] must contain 'key: value' lines"
             for inner, inner_key, child in self.entries(value, message, "write KEY: value"):
                 self.read_key(inner, inner_key, child, name)
-        elif full in BY_KEY and (section or "." not in name):
+        elif full in BY_KEY and (section or "." not in name):  # `slurm.nodes` is not a name
             self.read_value(BY_KEY[full], key, value)
         else:
-            self.unknown(name, section, key)
+            self.refuse_unknown(name, section, key)
 
     def entries(
         self, node: Node, message: str, hint: str | tuple[str, ...] = ()
@@ -139,11 +140,11 @@ class Document:
         """Read a value, unless it is empty."""
         if _is_empty(node):
             return
-        into = self.profiles[self.inside] if self.inside else self.settings
+        into = self.profiles[self.in_profile] if self.in_profile else self.settings
         try:
             for setting in self.settings_in(field, key, node):
-                is_path = field.kind is Kind.PATH
-                if found := re.search(_VARIABLE, setting.value) if is_path else None:
+                found = re.search(_VARIABLE, setting.value) if field.kind is Kind.PATH else None
+                if found:
                     self.warnings.append(
                         f"{setting.origin.where}: {field.key} has '{found[0]}', which is not "
                         f"expanded in files; export {field.env} in your shell's profile instead"
@@ -166,10 +167,10 @@ class Document:
                 raw = {name: self.text(value, name)}
                 yield from settings_of(field, raw, self.origin(item), anchor, label=label)
 
-    def unknown(self, name: str, section: str, key: Node) -> None:
+    def refuse_unknown(self, name: str, section: str, key: Node) -> None:
         """Refuse an unknown key; only warn in a file that other versions also read."""
         inside = f" in section [{section}]" if section else ""
-        inside += f" of profile '{self.inside}'" if self.inside else ""
+        inside += f" of profile '{self.in_profile}'" if self.in_profile else ""
         message = f"unknown key '{name}'{inside}"
         mistakes = len(self.errors) + len(self.warnings)
         hint = hint_for_key(name, section) if mistakes < HINTS else "use a known key"
@@ -185,14 +186,17 @@ class Document:
         """
         first: dict[str, Node] = {}
         for key, _value in node.value:
-            name = "" if key.tag == MERGE else self._name(key)
-            if (earlier := first.setdefault(name, key)) is not key and name:
+            if key.tag == MERGE:
+                continue
+            name = self._name(key)
+            earlier = first.setdefault(name, key)
+            if earlier is not key:
                 hint = f"keep one; the first is on line {earlier.start_mark.line + 1}"
                 raise self.wrong(key, f"key '{name}' is given twice", hint)
         try:
             self.loader.flatten_mapping(node)
         except yaml.MarkedYAMLError as error:
-            raise self._marked(error) from error
+            raise self._broken(error) from error
         self.count(len(node.value), node)
         return [(self._name(key), key, value) for key, value in node.value]
 
@@ -254,11 +258,12 @@ class Document:
 
     def origin(self, key: Node, at: Node | None = None) -> Origin:
         """Return the origin of a value: its line, and its profile."""
-        shown = self.file.shown  # with a leading `./`: a file, not a word
-        shown = shown if shown.startswith(("/", "~", ".")) else f"./{shown}"
+        shown = self.file.shown
+        if not shown.startswith(("/", "~", ".")):
+            shown = f"./{shown}"  # so that it reads as a file, not as a word
         text = f"{shown}:{key.start_mark.line + 1}"
-        if self.inside:
-            text += f" (profile {self.inside})"
+        if self.in_profile:
+            text += f" (profile {self.in_profile})"
         return Origin(text=text, where=self.at(at or key), is_of_user=self.file.is_of_user)
 
 
@@ -284,18 +289,22 @@ class BoundedLoader(yaml.SafeLoader):
 
     def flatten_mapping(self, node: MappingNode) -> None:
         """Merge what `<<` names, as YAML does; keep each key once."""
-        own, merges = node.value, [value for key, value in node.value if key.tag == MERGE]
-        node.value = [(key, value) for key, value in own if key.tag != MERGE]  # it may name itself
-        for each in merges:
-            for merged in each.value if isinstance(each, SequenceNode) else [each]:
+        written = node.value
+        merges = [value for key, value in written if key.tag == MERGE]
+        if not merges:
+            return
+        # A mapping that merges itself must not be merged without end.
+        node.value = [(key, value) for key, value in written if key.tag != MERGE]
+        for merge in merges:
+            for merged in merge.value if isinstance(merge, SequenceNode) else [merge]:
                 if isinstance(merged, MappingNode):
                     self.flatten_mapping(merged)
                     self._count(len(merged.value), node)
-        node.value = own
-        if merges:
-            super().flatten_mapping(node)
-            pairs = ((k.value if isinstance(k, ScalarNode) else id(k), k, v) for k, v in node.value)
-            node.value = list({name: (key, value) for name, key, value in pairs}.values())
+        node.value = written
+        super().flatten_mapping(node)
+        # The mapping's own pairs come last, and win.
+        last = {k.value if isinstance(k, ScalarNode) else id(k): (k, v) for k, v in node.value}
+        node.value = list(last.values())
 
     def _count(self, number: int, at: Any) -> None:
         self.values += number

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from clusterrun.errors import UsageError
 
 _NAMED: Final = r"(conda|venv|uv|modules): *(.*)\Z"
-_CONTROL: Final = r"[\x00-\x1f\x7f]"
+CONTROL: Final = r"[\x00-\x1f\x7f]"
 _HINT: Final = "write conda: NAME, venv: DIR, uv: DIR, modules: [NAME, ...], or a line of bash"
 
 
@@ -54,19 +54,21 @@ def read_step(text: str) -> SetupStep:
 def setup_line(kind: str, names: Sequence[str]) -> str:
     """Return the line for one key of a mapping. Raises UsageError for another key or no name."""
     text = f"{kind}: {' '.join(names)}"
-    if not re.match(_NAMED, text) or any(re.search(_CONTROL, name) for name in names):
+    if not re.match(_NAMED, text) or any(re.search(CONTROL, name) for name in names):
         raise UsageError(f"setup: '{kind}' has no environment name", hint=_HINT)
     if kind != "modules" and len(names) != 1:
         raise UsageError(f"setup: {kind} takes one value", hint=_HINT)
     return read_step(text).text
 
 
-def in_place(text: str, absolute: Callable[[str], str]) -> str:
-    """Return a setup line with its directory made absolute."""
+def with_absolute_path(text: str, absolute: Callable[[str], str]) -> str:
+    """Return a setup line with its directory made absolute, if it names one."""
     found = re.match(_NAMED, text)
-    if found is None or found[1] == "modules" or (found[1] == "conda" and "/" not in found[2]):
+    if found is None:
         return text
-    return f"{found[1]}: {absolute(found[2].strip())}"
+    kind, name = found[1], found[2].strip()
+    is_directory = kind in ("venv", "uv") or (kind == "conda" and "/" in name)
+    return f"{kind}: {absolute(name)}" if is_directory else text
 
 
 def python_of(setup: Sequence[str]) -> str:

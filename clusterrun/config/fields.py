@@ -8,11 +8,11 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
-from clusterrun.config.environments import read_step
+from clusterrun.config.environments import CONTROL, read_step
 from clusterrun.config.hosts import parse_host, split_hosts
 from clusterrun.config.secrets import is_secret, is_secret_value, named_secrets
 from clusterrun.errors import UsageError
@@ -65,7 +65,6 @@ class Field(NamedTuple):
         return "CLUSTERRUN_" + self.key.replace(".", "_").upper()
 
 
-_CONTROL = r"[\x00-\x1f\x7f]"
 _VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*\Z"
 _LEFT_OUT = "leave it out to use the default"
 _NAME = "use letters, digits and underscores"
@@ -73,14 +72,16 @@ _NAME = "use letters, digits and underscores"
 
 def check_type(field: Field, value: Any) -> None:
     """Refuse a value of another type, which only Python code can pass."""
-    if (value is None and field.default is None) or value == () == field.default:
+    if value is None and field.default is None:
         return
     types, what = _FORMATS[field.kind][:2]
-    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+    is_wrong_bool = isinstance(value, bool) and bool not in types  # True is an int, too
+    if is_wrong_bool or not isinstance(value, types):
         found = "None" if value is None else type(value).__name__
         raise UsageError(f"{field.name} must be {what}, not {found}")
-    items: Any = (*value, *value.values()) if isinstance(value, Mapping) else value
-    if not isinstance(items, str | int | float) and not all(isinstance(x, str) for x in items):
+    items: Any = value if field.kind is Kind.TEXTS else ()
+    items = (*value, *value.values()) if field.kind is Kind.MAPPING else items
+    if not all(isinstance(item, str) for item in items):
         raise UsageError(f"{field.name} must be {what}")  # an item may be a secret
 
 
@@ -97,19 +98,35 @@ def check_value(field: Field, value: Any, *, label: str) -> None:
             raise UsageError(f"{label} is empty", hint=_LEFT_OUT)
         _refuse_control(label, value)
         _check_text(field.name, label, value)
-    texts = value if field.kind is Kind.TEXTS else ()
-    texts = tuple(value.values()) if field.kind is Kind.MAPPING else texts
+    elif field.kind is Kind.TEXTS:
+        _refuse_nul(label, value)
+        for text in value:
+            _check_item(field.name, label, text)
+    elif field.kind is Kind.MAPPING:
+        _refuse_nul(label, value.values())
+        for name in value:
+            _check_variable_name(label, name)
+
+
+def _check_item(name: str, label: str, text: str) -> None:
+    """Check one text of a list; `name` is the field's. Raises UsageError."""
+    _check_text(name, label, text)
+    if name == "setup":
+        read_step(text)
+    if name in ("sbatch_args", "srun_args"):
+        _refuse_control(label, text)
+    if name == "pass_env":
+        _check_variable_name(label, text)
+
+
+def _check_variable_name(label: str, name: str) -> None:
+    if not re.match(_VARIABLE, name):
+        raise UsageError(f"{label}: {name!r} is not a variable name", hint=_NAME)
+
+
+def _refuse_nul(label: str, texts: Iterable[str]) -> None:
     if "\x00" in "".join(texts):
         raise UsageError(f"{label} contains a NUL byte", hint="remove it")
-    for text in texts if field.kind is Kind.TEXTS else ():
-        _check_text(field.name, label, text)
-        if field.name == "setup":
-            read_step(text)
-        if field.name in ("sbatch_args", "srun_args"):
-            _refuse_control(label, text)
-    for name in value if field.kind is Kind.MAPPING or field.name == "pass_env" else ():
-        if not re.match(_VARIABLE, name):
-            raise UsageError(f"{label}: {name!r} is not a variable name", hint=_NAME)
 
 
 def _check_number(field: Field, label: str, value: Any) -> None:
@@ -122,11 +139,9 @@ def _check_number(field: Field, label: str, value: Any) -> None:
 
 
 def _refuse_control(label: str, value: str) -> None:
-    if re.search(_CONTROL, value):
-        raise UsageError(
-            f"{label} contains a newline or control character: {value!r}",
-            hint="remove it: a Slurm directive is one line",
-        )
+    if re.search(CONTROL, value):
+        text = f"{label} contains a newline or control character: {value!r}"
+        raise UsageError(text, hint="remove it: a Slurm directive is one line")
 
 
 # The rules of single settings
@@ -141,7 +156,7 @@ MOST: Final[Mapping[str, int]] = {
 RESERVED_NAMES: Final = ("", ".", "..", "by-job")  # of runs
 # A setting's pattern, the message for any other value, and a hint.
 _PATTERNS: Final[Mapping[str, tuple[str, str, str]]] = {
-    "clusters": (r"[^,]+\Z", "must name one cluster, not", "a job runs on one; name one of them"),
+    "clusters": (r"[^,]+\Z", "must name one cluster, not", "name one cluster: a job runs on one"),
     "name": (
         r"(?!(?:\.|\.\.|by-job)\Z)[^/]+\Z",
         "cannot be the name of a run directory:",
@@ -156,18 +171,12 @@ _PATTERNS: Final[Mapping[str, tuple[str, str, str]]] = {
 
 
 def port_range(text: str, label: str = "port_range") -> tuple[int, int]:
-    """Return both ends of a range of ports. Raises UsageError for another text.
-
-    >>> port_range("20000-29999")
-    (20000, 29999)
-    """
+    """Return both ends of a range of ports. Raises UsageError for another text."""
     match = re.fullmatch(r"([0-9]{1,5})-([0-9]{1,5})", text)
     low, high = (int(match[1]), int(match[2])) if match else (0, 0)
     if not 1024 <= low < high <= 65535:  # the agents need one port, the rendezvous another
-        raise UsageError(
-            f"{label} {text} is not a range of ports",
-            hint="write two ports between 1024 and 65535, e.g. 20000-29999",
-        )
+        hint = "write two ports between 1024 and 65535, e.g. 20000-29999"
+        raise UsageError(f"{label} {text} is not a range of ports", hint=hint)
     return low, high
 
 
@@ -192,7 +201,7 @@ _FLAGS: Final = {
     **dict.fromkeys(("true", "yes", "on", "1"), True),
     **dict.fromkeys(("false", "no", "off", "0"), False),
 }
-_DEVICES: Final = ("tpu", "xla", "npu", "xpu", "hpu")  # nearest to "cpu"
+_DEVICES: Final = ("tpu", "xla", "npu", "xpu", "hpu")  # spelled like "cpu", but not meant so
 _SCHEDULERS: Final = ("lsf", "bsub", "pbs", "torque", "qsub", "flux", "sge")
 _OF_SCHEDULERS: Final = "pass --cluster allocation inside an allocation of that scheduler"
 # The names in other tools.
@@ -270,11 +279,12 @@ def _enum(field: Field, text: str, _label: str) -> Enum:
     with contextlib.suppress(ValueError):
         return field.choices(name)
     near = _SYNONYMS.get(name)
-    near = near if near in names else nearest(name, names) if name not in _DEVICES else None
+    if near not in names:
+        near = None if name in _DEVICES else nearest(name, names)
     hint = f"use '{near}'" if near else f"use one of: {', '.join(names)}"
     if field.name == "cluster" and not near:
-        hint += f"; to choose a Slurm cluster, pass --set slurm.clusters={name}"
-        hint = _OF_SCHEDULERS if name in _SCHEDULERS else hint
+        of_slurm = f"{hint}; to choose a Slurm cluster, pass --set slurm.clusters={name}"
+        hint = _OF_SCHEDULERS if name in _SCHEDULERS else of_slurm
     raise UsageError(f"unknown {field.name.replace('_', ' ')} '{text}'", hint=hint)
 
 
@@ -301,19 +311,20 @@ def _mapping(raw: Raw, label: str) -> dict[str, str]:
 
 
 def _refuse_secrets(field: Field, value: Any, label: str) -> None:
-    """Refuse secrets, since others can read the files of a run; arguments are only warned of."""
+    """Refuse secrets: others can read the files of a run. `resolve` only warns of those in args."""
     names: list[str] = []
     if field.kind is Kind.MAPPING:
         names = [n for n, text in value.items() if is_secret(n, text)]
     elif field.name == "setup":
         names = [name for line in value for name, _ in named_secrets(line) if name]
     if names:
-        raise UsageError(
-            f"{label}: {names[0]} looks like a secret and would be written to the run directory",
-            hint=f"set it in your shell and write pass_env: [{names[0]}]; its value is not stored",
-        )
-    texts = value if field.kind is Kind.TEXTS and field.name != "args" else ()
-    if is_secret_value(value if field.kind is Kind.TEXT else "\n".join(texts)):
+        text = f"{label}: {names[0]} looks like a secret and would be written to the run directory"
+        hint = f"set it in your shell and write pass_env: [{names[0]}]; its value is not stored"
+        raise UsageError(text, hint=hint)
+    text = value if field.kind is Kind.TEXT else ""
+    if field.kind is Kind.TEXTS and field.name != "args":
+        text = "\n".join(value)
+    if is_secret_value(text):
         raise UsageError(
             f"{label} contains what looks like a secret and would be written to the run directory",
             hint="export it in your shell and list the variable in pass_env",

@@ -33,22 +33,22 @@ def find_files(
     """
     home = environ.get("HOME") or None
     project, notes = find_project(cwd) if search else (None, ())
-    anchor = Anchor(home=home)
-    named = cwd / anchor.absolute(config_file) if config_file else None
+    job_file: Path | None = None
     found: list[ConfigFile] = []
-    if config_file and named is not None:
-        found.append(read_file(named, shown=config_file, cwd=cwd, home=home))
-    if project is not None and not (named and named.resolve() == project.resolve()):
+    if config_file:
+        job_file = cwd / Anchor(home=home).absolute(config_file)
+        found.append(read_file(job_file, shown=config_file, cwd=cwd, home=home))
+    if project is not None and not (job_file and job_file.resolve() == project.resolve()):
         shown = os.path.relpath(project, cwd)
         found.append(read_file(project, shown=shown, cwd=cwd, home=home))
-    *users, site = user_and_site(environ)
-    for path, is_named in (*users, site):
+    places = list(user_and_site(environ))
+    for path, is_named in places:
         if is_named or os.path.lexists(path):
             shown = str(path)
             if home and shown.startswith(home.rstrip("/") + "/"):
                 shown = "~" + shown[len(home) :]
             file = read_file(path, shown=shown, cwd=cwd, home=home, strict=False)
-            found.append(file._replace(is_of_user=path != site[0]))
+            found.append(file._replace(is_of_user=path != places[-1][0]))
     directory = project.parent if project is not None else cwd
     return FoundFiles(files=tuple(found), project_dir=directory, notes=notes)
 
@@ -77,20 +77,19 @@ def read_file(
 
 
 def find_project(cwd: Path) -> tuple[Path | None, tuple[str, ...]]:
-    """Search upwards; above the working directory only for a file of the user or of root."""
+    """Find the project's file upwards, with notes; above `cwd` only one of the user or of root."""
     notes: tuple[str, ...] = ()
     for directory in (cwd, *cwd.parents):
         path = directory / PROJECT_FILE
         if directory == cwd and path.with_suffix(".yml").is_file():
             notes = (f"clusterrun.yml is ignored; rename it to {PROJECT_FILE}",)
         try:
-            found = path.stat()
+            status = path.stat()
         except OSError:
             continue
-        owner = found.st_uid
-        if stat.S_ISFIFO(found.st_mode) or stat.S_ISCHR(found.st_mode):  # it may never end
+        if stat.S_ISFIFO(status.st_mode) or stat.S_ISCHR(status.st_mode):  # it may never end
             return None, (*notes, f"{path} is a pipe or a device, and is ignored")
-        if directory == cwd or owner in (os.getuid(), 0):
+        if directory == cwd or status.st_uid in (os.getuid(), 0):
             return path, notes
         other = f"{path} belongs to another user and is ignored; pass --config to use it"
         return None, (*notes, other)
@@ -98,7 +97,7 @@ def find_project(cwd: Path) -> tuple[Path | None, tuple[str, ...]]:
 
 
 def user_and_site(environ: Mapping[str, str]) -> Iterator[tuple[Path, bool]]:
-    """Return the configuration files of user and site, and whether a variable names that file.
+    """Yield the file of the user, if there is a home, then the site's; True if a variable names it.
 
     Their templates are in the same directories.
     """

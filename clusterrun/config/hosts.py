@@ -61,14 +61,15 @@ def parse_host(text: str) -> HostSpec:
     found = re.match(_SPEC, text)
     port = int(found["port"] or 0) if found else 0
     if found is None or port > 65535:
-        raise UsageError(
-            f"{text!r} is not a host", hint="write NAME, USER@NAME, NAME:PORT or [ADDRESS]:PORT"
-        )
+        hint = "write NAME, USER@NAME, NAME:PORT or [ADDRESS]:PORT"
+        raise UsageError(f"{text!r} is not a host", hint=hint)
     return HostSpec(host=found["address"] or found["name"], user=found["user"] or "", port=port)
 
 
 def node_names(hosts: Sequence[str]) -> tuple[str, ...]:
     """Return a distinct name for each host, which may be part of a file name.
+
+    A port is added only to tell hosts apart, then dashes.
 
     >>> node_names(["ann@gpu1", "gpu2:2222", "gpu2:2223", "[::1]", "gpu2-2222"])
     ('gpu1', 'gpu2-2222', 'gpu2-2223', '--1', 'gpu2-2222-')
@@ -108,12 +109,10 @@ def split_hosts(text: str) -> list[str]:
 
 def check_distinct(listed: HostList) -> None:
     """Refuse a host that is listed twice. Raises UsageError."""
-    places = list(map(_place, listed.hosts))
-    if twice := [h for h in listed.hosts if places.count(_place(h)) > 1]:
-        raise UsageError(
-            f"{listed.source} lists a host more than once: {', '.join(twice)}",
-            hint="list each host once; --gpus-per-node sets the GPUs of each",
-        )
+    addresses = list(map(_address, listed.hosts))
+    if twice := [h for h in listed.hosts if addresses.count(_address(h)) > 1]:
+        text = f"{listed.source} lists a host more than once: {', '.join(twice)}"
+        raise UsageError(text, hint="list each host once; --gpus-per-node sets the GPUs of each")
 
 
 def parse_hostfile(text: str, *, shown: str) -> HostList:
@@ -129,10 +128,10 @@ def parse_hostfile(text: str, *, shown: str) -> HostList:
             continue
         try:
             for host, slots in _hosts_of(words):
-                if rows.setdefault(_place(host), (host, slots))[1] != slots:
-                    raise UsageError(
-                        f"{host} is listed twice, with different slots", hint="keep one line"
-                    )
+                first = rows.setdefault(_address(host), (host, slots))
+                if first[1] != slots:
+                    text = f"{host} is listed twice, with different slots"
+                    raise UsageError(text, hint="keep one line")
         except UsageError as error:
             where = f"{shown}:{number}"
             raise ConfigError(error.message, hint=error.hints or _FORMS, where=where) from error
@@ -143,6 +142,7 @@ def parse_hostfile(text: str, *, shown: str) -> HostList:
 
 
 def _hosts_of(words: Sequence[str]) -> Iterator[tuple[str, int]]:
+    """Return the hosts of a line, each with its slots, 0 if they are not stated."""
     name, *rest = words
     stated = [int(match[1]) for word in rest if (match := re.fullmatch(_SLOTS, word))]
     if len(stated) > 1 or not all(re.fullmatch(_KNOWN, word) for word in rest):
@@ -154,19 +154,17 @@ def _hosts_of(words: Sequence[str]) -> Iterator[tuple[str, int]]:
     return ((host, sum(stated)) for host in split_hosts(name))
 
 
-def _place(host: str) -> tuple[str, int]:
-    """Return what tells hosts apart: users of a host share its GPUs."""
+def _address(host: str) -> tuple[str, int]:
+    """Return what tells hosts apart, without the user: users of a host share its GPUs."""
     spec = parse_host(host)
     return spec.host.lower(), spec.port or _SSH_PORT
 
 
-def one_count(listed: HostList) -> int:
-    """Return the slots of each host; 0 if none are stated. Raises UsageError if they differ."""
+def slots_per_host(listed: HostList) -> int:
+    """Return the slots of every host; 0 if none are stated. Raises UsageError if they differ."""
     if len({*listed.slots}) > 1:
-        raise UsageError(
-            f"the hosts of {listed.source} have different numbers of slots",
-            hint="pass --gpus-per-node COUNT: how many GPUs to use on each host",
-        )
+        text = f"the hosts of {listed.source} have different numbers of slots"
+        raise UsageError(text, hint="pass --gpus-per-node COUNT: how many GPUs to use on each host")
     return max(listed.slots, default=0)
 
 
@@ -178,10 +176,8 @@ def allocation_source(environ: Mapping[str, str]) -> str:
     found = next(filter(environ.get, SOURCES), None)
     if found is None:
         names = ", ".join(f"${source}" for source in SOURCES)
-        raise UsageError(
-            f"this shell is not in an allocation: none of {names} is set",
-            hint="run this inside the allocation, or name its nodes with --hosts or --hostfile",
-        )
+        hint = "run this inside the allocation, or name its nodes with --hosts or --hostfile"
+        raise UsageError(f"this shell is not in an allocation: none of {names} is set", hint=hint)
     return found
 
 
@@ -202,27 +198,28 @@ def choose_starter(
 
     Raises UsageError if the starter that was asked for is missing, or can't be used.
     """
-    if cluster.scheduler.outlives_shell and asked not in (Starter.AUTO, Starter.SSH):
-        raise UsageError(
-            f"starter {asked.value} needs an allocation; --cluster ssh starts processes over ssh",
-            hint="pass --cluster allocation, or drop the setting starter",
-        )
-    own = [starter for name, starter in _STARTERS if environ.get(name) and has(starter.value)]
-    auto = own[0] if own and not cluster.scheduler.outlives_shell else Starter.SSH
-    chosen = auto if asked is Starter.AUTO else asked
-    if asked is not Starter.AUTO and not has(chosen.value):
-        raise UsageError(
-            f"{chosen.value} was not found on this machine",
-            hint="put it on PATH, or choose another program: --set starter=NAME",
-        )
-    return chosen
+    is_allocation = not cluster.scheduler.outlives_shell
+    if asked is Starter.AUTO:
+        found = (starter for name, starter in _STARTERS if environ.get(name) and has(starter.value))
+        return next(found, Starter.SSH) if is_allocation else Starter.SSH
+    if asked is not Starter.SSH and not is_allocation:
+        text = f"starter {asked.value} needs an allocation; --cluster ssh starts processes over ssh"
+        raise UsageError(text, hint="pass --cluster allocation, or drop the setting starter")
+    if not has(asked.value):
+        hint = f"put {asked.value} on PATH, or choose another program: --set starter=NAME"
+        raise UsageError(f"{asked.value} was not found on this machine", hint=hint)
+    return asked
 
 
 def without_excluded(listed: HostList, exclude: str) -> HostList:
     """Return the list without the hosts that --exclude names. Raises UsageError if none is left."""
-    excluded = parse_hostlist(exclude)
-    names = zip(node_names(listed.hosts), listed.hosts, listed.slots, strict=True)
-    left = [row[1:] for row in names if not {*row[:2], parse_host(row[1]).host} & {*excluded}]
+    excluded = {*parse_hostlist(exclude)}
+    rows = zip(node_names(listed.hosts), listed.hosts, listed.slots, strict=True)
+    left = [
+        (host, slots)
+        for name, host, slots in rows
+        if excluded.isdisjoint((name, host, parse_host(host).host))
+    ]
     if not left:
         raise UsageError(f"--exclude {exclude} leaves none of the hosts", hint="list more hosts")
     hosts, slots = zip(*left, strict=True)

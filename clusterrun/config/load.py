@@ -47,7 +47,7 @@ _NUMBERS: Final = (
 _OF_A_MODEL: Final = ("lora", "load_in_4bit", "step_time_s")  # true of that model only
 # What a setting replaces in lower layers: other forms of the same fact, and dependent facts. One
 # layer may set both.
-_DISPLACES: Final[Mapping[str, tuple[str, ...]]] = {
+_REPLACES: Final[Mapping[str, tuple[str, ...]]] = {
     **{"script": ("module", "args"), "module": ("script", "args")},
     **{"model": (*_NUMBERS, *_OF_A_MODEL)},
     **dict.fromkeys(_NUMBERS, ("model", *_OF_A_MODEL)),
@@ -145,8 +145,8 @@ def resolve(
 ) -> Resolved:
     """Resolve texts that were already read, without touching the disk.
 
-    Paths on the command line are relative to `typed_in`, or to `cwd`. Of files, `only` that key is
-    read.
+    Paths on the command line are relative to `typed_in`, or to `cwd`. `only`: the one key that is
+    read in files, "" for all.
     """
     documents: list[Document] = []
     if found.files:
@@ -157,14 +157,13 @@ def resolve(
     chosen = chosen_profile(profile, environ, documents)
     anchor = Anchor(home=environ.get("HOME") or None, directory=str(typed_in) if typed_in else None)
     lowest_first = documents[::-1]
-    merged = Merged(
-        [
-            *(document.settings for document in lowest_first),
-            *(document.profiles.get(chosen, []) for document in lowest_first if chosen),
-            list(environment_settings(environ, anchor)),
-            [*override_settings(overrides, anchor), *flag_settings(flags, anchor)],
-        ]
-    )
+    layers: list[Layer] = [
+        *(document.settings for document in lowest_first),
+        *(document.profiles.get(chosen, []) for document in lowest_first if chosen),
+        list(environment_settings(environ, anchor)),
+        [*override_settings(overrides, anchor), *flag_settings(flags, anchor)],
+    ]
+    merged = Merged(layers)
     merged.take_timeout()
     for argument in secret_arguments(merged.values.get("args", ())):
         merged.notes.append(
@@ -199,7 +198,7 @@ def environment_settings(environ: Mapping[str, str], anchor: Anchor) -> Iterator
     """Read the `CLUSTERRUN_<SECTION>_<KEY>` variables that are not empty."""
     for field in FIELDS:
         text = environ.get(field.env)
-        is_of_rank = field.name == "run_dir" and "CLUSTERRUN_ATTEMPT" in environ  # inside a job
+        is_of_rank = field.name == "run_dir" and "CLUSTERRUN_ATTEMPT" in environ  # set by a job
         if text and not is_of_rank:
             origin = Origin(text=f"env {field.env}", where=f"env {field.env}", is_of_user=True)
             raw = _flow(field, text, field.env)
@@ -214,8 +213,9 @@ def unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
     sections = tuple(f"CLUSTERRUN_{section.upper()}_" for section in SECTIONS)
     is_in_job = "CLUSTERRUN_ATTEMPT" in environ
     for name in sorted(environ.keys() - BY_ENV.keys()):
-        first, _, word = name.partition("CLUSTERRUN_")
-        key = None if first or is_in_job else words().get(word.lower())
+        key = None
+        if name.startswith("CLUSTERRUN_") and not is_in_job:
+            key = words().get(name.removeprefix("CLUSTERRUN_").lower())
         if key or name.startswith(sections):
             near = BY_KEY[key].env if key else nearest(name, BY_ENV)
             hint = f"; use {near}" if near else ""
@@ -243,8 +243,8 @@ def _field_of(key: str) -> tuple[Field, str]:
         return BY_KEY[home], item
     section = key.partition(".")[0]
     near = nearest(key, BY_KEY)
-    hint = hint_for_key(key, section * (section in SECTIONS))
-    raise UsageError(f"unknown key '{key}'", hint=f"use '{near}'" if near else hint)
+    hint = f"use '{near}'" if near else hint_for_key(key, section if section in SECTIONS else "")
+    raise UsageError(f"unknown key '{key}'", hint=hint)
 
 
 def flag_settings(flags: Mapping[str, Any], anchor: Anchor) -> Iterator[Setting]:
@@ -282,8 +282,9 @@ def _flow(field: Field, text: str, label: str) -> Raw:
     """Read a list or a mapping from one text: YAML's flow form, or a single item."""
     if field.kind not in (Kind.TEXTS, Kind.MAPPING):
         return text
-    opening = "{" if field.kind is Kind.MAPPING else ("[", "{") if field.name == "setup" else "["
-    if text.lstrip().startswith(opening):
+    opening = "{" if field.kind is Kind.MAPPING else "["
+    has_environments = field.name == "setup" and text.lstrip().startswith("{")
+    if has_environments or text.lstrip().startswith(opening):
         from clusterrun.config.document import parse_flow  # imports YAML
 
         return parse_flow(field, text, label=label)
@@ -302,17 +303,18 @@ class Merged:
     def __init__(self, layers: list[Layer]) -> None:
         self.values: dict[str, Any] = {}
         self.origins: dict[str, Origin] = {}
-        settings, displaced = displace(layers)
+        settings, replaced = drop_replaced(layers)
         for setting in settings:
-            self.lay(setting)
+            self.put(setting)
+        # Only the note on the highest value of a key holds.
         self.notes = list(filter(None, {each.key: each.note for each in settings}.values()))
         self.notes += [
-            f"{won.key}, {won.origin}, replaces {lost.key} ({lost.origin})"
-            for lost, won in displaced
-            if lost.field.name not in ("script", "module", "args")
+            f"{new.key}, {new.origin}, replaces {old.key} ({old.origin})"
+            for old, new in replaced
+            if old.field.name not in ("script", "module", "args")  # a new script is no surprise
         ]
 
-    def lay(self, setting: Setting) -> None:
+    def put(self, setting: Setting) -> None:
         """Put a value over those of lower layers.
 
         Mappings and the names in `pass_env` are united. Other lists are replaced; only repeatable
@@ -337,7 +339,7 @@ class Merged:
         self.origins[setting.key] = origin
 
     def take_timeout(self) -> None:
-        """Read NCCL_TIMEOUT as the process group's timeout."""
+        """Read the variables of TIMEOUT_NAMES as the process group's timeout, and drop them."""
         for name, item in itertools.product(("network_env", "env"), TIMEOUT_NAMES):
             if (text := self.values.get(name, {}).pop(item, None)) is None:
                 continue
@@ -365,27 +367,28 @@ class Merged:
             self.origins.setdefault(field.key, BUILT_IN)
 
 
-def displace(layers: list[Layer]) -> tuple[list[Setting], list[tuple[Setting, Setting]]]:
-    """Drop what a higher layer replaces; also return what was dropped, with its replacement.
+def drop_replaced(layers: list[Layer]) -> tuple[list[Setting], list[tuple[Setting, Setting]]]:
+    """Return the settings that no higher layer replaces, lowest first, and (old, new) pairs.
 
-    The arguments of a lower layer belong to its script, and are dropped with it.
+    The pairs are the dropped settings with their replacement, without those that a higher layer
+    sets anyway. The arguments of a lower layer belong to its script, and are dropped with it.
     """
     kept: list[Setting] = []
-    dropped: list[tuple[Setting, Setting]] = []
-    rivals: dict[str, Setting] = {}
+    pairs: list[tuple[Setting, Setting]] = []
+    replacing: dict[str, Setting] = {}  # by the name of the field that is replaced
     for layer in reversed(layers):
-        names = rivals.keys() - {setting.field.name for setting in kept}
-        dropped += [(s, rivals[s.field.name]) for s in layer if s.field.name in names]
-        own = [setting for setting in layer if setting.field.name not in rivals]
-        named = [s for s in own if s.field.name in ("script", "module")]
-        if len({setting.field.name for setting in named}) == 2:
+        names = replacing.keys() - {setting.field.name for setting in kept}
+        pairs += [(s, replacing[s.field.name]) for s in layer if s.field.name in names]
+        left = [setting for setting in layer if setting.field.name not in replacing]
+        entries = [s for s in left if s.field.name in ("script", "module")]
+        if len({setting.field.name for setting in entries}) == 2:
             error = UsageError("script and module cannot be combined", hint="keep one of them")
-            raise located(error, named[-1].origin.where)
-        for setting in own:
-            for name in _DISPLACES.get(setting.field.name, ()):
-                rivals.setdefault(name, setting)
-        kept = own + kept
-    return kept, dropped
+            raise located(error, entries[-1].origin.where)
+        for setting in left:
+            for name in _REPLACES.get(setting.field.name, ()):
+                replacing.setdefault(name, setting)
+        kept = left + kept
+    return kept, pairs
 
 
 def refuse_mistakes(documents: Sequence[Document]) -> None:
@@ -404,11 +407,11 @@ def chosen_profile(
 
     An empty option means none. Raises UsageError for a name that no file defines.
     """
-    wanted: list[tuple[str, str | None]] = [(profile or "", None)]
+    named: list[tuple[str, str | None]] = [(profile or "", None)]  # each with its place
     if profile is None:
-        wanted = [(environ.get("CLUSTERRUN_PROFILE", ""), "env CLUSTERRUN_PROFILE")]
-        wanted += [(each.profile[0], each.profile[1].where) for each in documents if each.profile]
-    name, where = next((each for each in wanted if each[0]), ("", None))
+        named = [(environ.get("CLUSTERRUN_PROFILE", ""), "env CLUSTERRUN_PROFILE")]
+        named += [(each.profile[0], each.profile[1].where) for each in documents if each.profile]
+    name, where = next((each for each in named if each[0]), ("", None))
     names = sorted({known for document in documents for known in document.profiles})
     if not name or name in names:
         return name or None

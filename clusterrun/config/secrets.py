@@ -40,6 +40,7 @@ _VALUE: Final = re.compile(
 )
 _LINE: Final = re.compile(rf"[\"']?(?P<line>(?:{_LETTER}|[ ;&|]){{1,4096}})")
 _HAS_LINE: Final = r"(?i)(?:authorization|cookie|password|passphrase)\Z"
+_MOST_CHARACTERS: Final = {1: 256, 2: 65_536}  # of a value, by `_strength` of its name
 
 
 @cache
@@ -58,6 +59,7 @@ def _strength(name: str) -> int:
     >>> [_strength(name) for name in ("HF_TOKEN", "wandbApiKey", "TOKEN_SALT", "MAX_TOKENS", "LR")]
     [2, 2, 1, 1, 0]
     """
+    # Without the s of a plural: tokens, but not pass, status or redis.
     words = [re.sub("(?<=..[^isu])s$", "", word.lower()) for word in re.findall(_WORD, name)]
     if _has("with an address", words) and words[-1] in ("url", "uri", "str", "string", "endpoint"):
         return 2
@@ -67,11 +69,13 @@ def _strength(name: str) -> int:
         words.pop()
     if not words or words[-1] in _WORDS["says something about it"] or name in ("PWD", "OLDPWD"):
         return 0
-    is_certain = _has("at the end", words[-1:]) or words[-1].endswith(_GLUED)
     if words[-1] == "key":
         is_certain = _has("before key", words[-2:-1])
-    is_certain &= not _has("of training", words)
-    if is_certain or _has("anywhere", [*words, *map("_".join, pairwise(words))]):
+    else:
+        is_certain = _has("at the end", words[-1:]) or words[-1].endswith(_GLUED)
+    if is_certain and not _has("of training", words):
+        return 2
+    if _has("anywhere", [*words, *map("_".join, pairwise(words))]):
         return 2
     return int(_has("if it looks random", words))
 
@@ -90,6 +94,7 @@ def is_secret(name: str, value: str) -> bool:
 
 
 def _is_named(name: str, value: str) -> bool:
+    """Return whether the name makes this value a secret."""
     strength = _strength(name)
     if not strength or not value or pattern("looked up by bash or Hydra").match(value):
         return False
@@ -97,6 +102,7 @@ def _is_named(name: str, value: str) -> bool:
         return len(value) > 3
     if pattern("ordinary values").fullmatch(value):
         return False
+    # An address is no secret, except that of a webhook.
     is_address = "hook" not in name.lower() and pattern("address").fullmatch(value)
     return _looks_random(value) or (strength > 1 and not is_address)
 
@@ -124,15 +130,24 @@ def secret_arguments(words: Sequence[str]) -> Iterator[str]:
     []
     """
     for word, after in zip_longest(words, words[1:], fillvalue=""):
-        option, equals, value = word.partition("=")
-        is_option = bool(equals) or (option.startswith("-") and not after.startswith("--"))
-        value = value if equals or not is_option else after
-        name = option.lstrip("-+~").rpartition(".")[2]
-        text = word if equals or is_secret_value(value) else f"{option} {value}"
-        if is_option and (_is_named(name, value) or is_secret_value(text)):
-            yield f"{word[:3]}..." if is_secret_value(option) else option
-        elif is_secret_value(word):
-            yield f"{word[:3]}..."
+        if _has_secret(word, after):
+            option = word.partition("=")[0]
+            yield f"{option[:3]}..." if is_secret_value(option) else option
+
+
+def _has_secret(word: str, after: str) -> bool:
+    """Return whether an argument contains a secret, or is an option whose value `after` is one."""
+    if is_secret_value(word):
+        return True
+    option, equals, value = word.partition("=")
+    name = option.lstrip("-+~").rpartition(".")[2]
+    if equals:
+        return _is_named(name, value)
+    if not option.startswith("-") or after.startswith("--"):
+        return False
+    # A value that shows by itself that it is a secret is an argument of its own in the list.
+    is_seen_together = is_secret_value(f"{word} {after}") and not is_secret_value(after)
+    return _is_named(name, after) or is_seen_together
 
 
 def redacted(text: str) -> str:
@@ -143,9 +158,9 @@ def redacted(text: str) -> str:
     """
     kept, end = [], 0
     for start, stop in sorted(_found(text)):
-        if stop > end:
-            kept += [text[end:start], REDACTED] if start >= end else []
-            end = stop
+        if start >= end:
+            kept += [text[end:start], REDACTED]
+        end = max(end, stop)  # a secret that overlaps the one before shares its replacement
     return "".join(kept) + text[end:]
 
 
@@ -158,10 +173,11 @@ def named_secrets(text: str) -> Iterator[tuple[str, tuple[int, int]]]:
     end = 0
     for found in re.finditer(_NAME, text):
         name, start = found["name"], found.end()
-        strength = _strength(name) if start >= end else 0
-        has_line = strength and ":" in found["sign"] and re.search(_HAS_LINE, name)
-        stop = start + 256**strength  # what only looks random is shorter
-        value = strength and (_LINE if has_line else _VALUE).match(text, start, stop)
+        if start < end or not _strength(name):
+            continue
+        has_line = ":" in found["sign"] and re.search(_HAS_LINE, name)
+        stop = start + _MOST_CHARACTERS[_strength(name)]
+        value = (_LINE if has_line else _VALUE).match(text, start, stop)
         if value and _is_named(name, value[value.lastgroup or 0]):
             end = value.end()
             is_variable = "=" in found["sign"] and not found["dashes"]
@@ -169,10 +185,11 @@ def named_secrets(text: str) -> Iterator[tuple[str, tuple[int, int]]]:
 
 
 def _found(text: str) -> Iterator[tuple[int, int]]:
-    """Yield where secrets are."""
+    """Yield where secrets are; a group that is named in a form must look random, and be no text."""
     yield from (place for _, place in named_secrets(text))
-    may_have_form = len(text) >= SHORTEST or "://" in text
-    for kind in ("forms", "forms if they look random") if may_have_form else ():
+    if len(text) < SHORTEST and "://" not in text:
+        return
+    for kind in ("forms", "forms if they look random"):
         for found in pattern(kind).finditer(text):
             group = found.lastgroup or 0
             is_text = group == "base64" and a2b_base64(found[group]).isascii()
@@ -188,11 +205,12 @@ def is_secret_file(name: str, beginning: Callable[[], str]) -> bool:
     *directories, base = name.lower().split("/")
     if not _FOLDERS.isdisjoint(directories) or pattern("files").fullmatch(base):
         return not base.endswith((".pub", ".example", ".sample", ".template"))
-    stem, _, kind = base.rpartition(".")
-    if (f".{kind}" if stem else ".") not in _SETTINGS:
+    stem, _, suffix = base.rpartition(".")
+    if (f".{suffix}" if stem else ".") not in _SETTINGS:  # ".": no suffix
         return False
     if _strength(stem or base) > 1 and not stem.endswith("tokens"):
         return True
     text = beginning()
     found = (text[start:stop] for start, stop in _found(text))
+    # A key block, a password in an address, or a token; other words may be examples.
     return any(each[0] == "-" or each[-1] == "@" or re.search(r"\d", each) for each in found)

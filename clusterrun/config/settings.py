@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from clusterrun.config.environments import in_place
+from clusterrun.config.environments import with_absolute_path
 from clusterrun.config.fields import Field, Kind, Raw, interpret, written
 from clusterrun.config.spec import BY_NAME, FIELDS, JobSpec
 from clusterrun.errors import ConfigError, UsageError
@@ -51,7 +51,7 @@ class Anchor(NamedTuple):
     def placed(self, field: Field, value: Any) -> Any:
         """Make the paths in a value absolute."""
         if field.name == "setup":
-            return tuple(in_place(line, self.absolute) for line in value)
+            return tuple(with_absolute_path(line, self.absolute) for line in value)
         if field.name == "python" and "/" in value and not value.startswith("~/"):
             return self.absolute(value)  # else found on PATH, or in the home of where it runs
         return self.absolute(value) if field.kind is Kind.PATH else value
@@ -103,14 +103,15 @@ def settings_of(
             raw = typed[2]
     value = anchor.placed(field, interpret_at(origin, field, raw, label=label))
     if field.kind is not Kind.MAPPING:
-        note = _reading(field, raw, value, label) if isinstance(raw, str) else ""
+        note = _unit_note(field, raw, value, label) if isinstance(raw, str) else ""
         yield Setting(field=field, value=value, origin=origin, adds=adds, note=note)
         return
     for name, text in value.items():
         yield Setting(field=field, value=text, origin=origin, item=name)
 
 
-def _reading(field: Field, raw: str, value: Any, label: str) -> str:
+def _unit_note(field: Field, raw: str, value: Any, label: str) -> str:
+    """Say in which unit a text is read if another one is likely meant; "" if not."""
     if field.kind is Kind.MINUTES and re.fullmatch(r"\d+:\d\d", raw):
         return f"{label} {raw} is minutes:seconds, {count(value, 'minute')}; for hours: {raw}:00"
     if field.name in ("mem", "mem_per_gpu", "mem_per_cpu") and re.fullmatch(r"0*[1-9]\d{0,2}", raw):
@@ -184,12 +185,13 @@ class Resolved(NamedTuple):
                     yield self._row(f"{field.key}.{name}", text, text)
             else:
                 is_whole = isinstance(value, float) and value.is_integer()
-                bare = int(value) if is_whole else value
+                bare = int(value) if is_whole else value  # 8.0 is written as 8
                 yield self._row(field.key, bare if field.kind in _BARE else raw, raw)
 
     def _row(self, key: str, value: Plain, raw: str | tuple[str, ...] | None) -> Row:
         text = _flow_text(raw) if isinstance(raw, tuple) else raw
-        text = text if text is None else _comment(text) or '""'
+        if text is not None:
+            text = _printable(text) or '""'
         return Row(key=key, value=value, text=text, origin=str(self.origins[key]))
 
     def to_yaml(self) -> str:
@@ -198,28 +200,36 @@ class Resolved(NamedTuple):
         Values of one section and origin share a line, which ends with the origin. Equal specs and
         origins give equal bytes; unprintable characters are escaped.
         """
-        groups: dict[tuple[str, str], list[str]] = {}
-        for field in sorted(FIELDS, key=lambda field: field.key.rpartition(".")[0]):
-            home, _, leaf = field.key.rpartition(".")
-            if (value := getattr(self.spec, field.name)) is None:
-                continue
-            raw = written(field, value)
-            names = [f"{field.key}.{name}" for name in raw] if isinstance(raw, dict) else []
-            origin = ", ".join({str(self.origins[key]): None for key in names or [field.key]})
-            text = raw if field.kind in _BARE else _flow_text(raw)
-            groups.setdefault((home, origin), []).append(f"{leaf}: {text}")
-        rows, section = list[tuple[str, str]](), ""
-        for (home, origin), texts in groups.items():
-            start = "" if home == section else f"{'}, ' * bool(section)}{home}: {{"
-            text, section = f"{start}{', '.join(texts)},", home
+        rows: list[tuple[str, str]] = []  # the text of a line, and its origin
+        open_section = ""
+        for (section, origin), texts in self._by_origin().items():
+            text = f"{', '.join(texts)},"
+            if section != open_section:
+                end_before = "}, " if open_section else ""
+                text = f"{end_before}{section}: {{{text}"
+                open_section = section
             if rows and rows[-1][1] == origin:
                 text = f"{rows.pop()[0]} {text}"
             rows.append((text, origin))
         what = "# The configuration, with origins. Relative paths are relative to"
-        head = [f"{what} {_comment(str(self.cwd))}"]
-        head += [f"# profile {_comment(self.profile)}"] if self.profile else []
-        lines = "\n  ".join(f"{text}  # {_comment(origin)}" for text, origin in rows)
+        head = [f"{what} {_printable(str(self.cwd))}"]
+        head += [f"# profile {_printable(self.profile)}"] if self.profile else []
+        lines = "\n  ".join(f"{text}  # {_printable(origin)}" for text, origin in rows)
         return "\n".join([*head, "{" + lines, "}}"]) + "\n"
+
+    def _by_origin(self) -> dict[tuple[str, str], list[str]]:
+        """Group `key: value` by section ("": none, the first) and origin, without unset values."""
+        groups: dict[tuple[str, str], list[str]] = {}
+        for field in sorted(FIELDS, key=lambda field: field.key.rpartition(".")[0]):
+            section, _, key = field.key.rpartition(".")
+            if (value := getattr(self.spec, field.name)) is None:
+                continue
+            raw = written(field, value)
+            names = [f"{field.key}.{name}" for name in raw] if isinstance(raw, dict) else []
+            origin = ", ".join({str(self.origins[name]): None for name in names or [field.key]})
+            text = raw if field.kind in _BARE else _flow_text(raw)
+            groups.setdefault((section, origin), []).append(f"{key}: {text}")
+        return groups
 
 
 def _flow_text(raw: Raw) -> str:
@@ -248,5 +258,5 @@ def _escaped(character: str) -> str:
     return character if is_plain else character.encode("unicode_escape").decode()  # as YAML's
 
 
-def _comment(text: str) -> str:
+def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else _escaped(c) for c in text)

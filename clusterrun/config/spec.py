@@ -81,7 +81,7 @@ reservation | text | | | run in this reservation
 dependency | text | | | start after other jobs, e.g. afterok:4711
 begin | text | | | start no earlier than this, e.g. 20:00 or now+2hours
 deadline | text | | | remove the job if it cannot end by this time, e.g. 2026-08-01T06:00
-hold | flag | | | submit the job in held state
+hold | flag | | | submit the job in a held state
 requeue | flag | | | let Slurm requeue the job after a preemption or a node failure  [default: yes]
 signal | text | | | send USR1 or USR2 before the time limit, e.g. B:USR2@300
 spare_nodes | number | | | allocate extra nodes that replace lost ones  [default: 0]
@@ -403,22 +403,27 @@ _ALIASES: Final = {
 
 
 def hint_for_key(name: str, section: str) -> str:
-    """Return a hint for an unknown key of a section ("": the top level)."""
+    """Return a hint for an unknown key of a section ("": the top level).
+
+    It names the key that the word stands for, else a similar one of the section, else of any.
+    """
     plain = name.replace("-", "_").removeprefix(f"{section}.")
-    top = [key for key in BY_KEY if "." not in key] + [*SECTIONS, "profile", "profiles"]
-    inner = [key.partition(".")[2] for key in BY_KEY if key.startswith(f"{section}.")]
-    known = inner if section else top
+    known = [key for key in BY_KEY if "." not in key] + [*SECTIONS, "profile", "profiles"]
+    if section:
+        known = [key.partition(".")[2] for key in BY_KEY if key.startswith(f"{section}.")]
     if plain in ("conda", "conda_env", "modules", "uv", "venv"):
         return f"write it under 'launch:' as setup: {{{plain.removesuffix('_env')}: ...}}"
     key = words().get(plain) if plain not in known else None
     if key is None and (near := nearest(plain, known)):
         return f"use '{near}'"
-    key = key or words().get(nearest(plain, words()) or "", "")
+    key = key or words().get(nearest(plain, words()) or "")
+    if key is None:
+        return f"use one of: {', '.join(known)}"
     home, _, leaf = key.rpartition(".")
     if home == section:
-        return f"use '{leaf}'" if leaf else f"use one of: {', '.join(known)}"
+        return f"use '{leaf}'"
     where = f"under '{home}:'" if home else "at the top level"
-    return f"write '{leaf}' {where}" if leaf else f"use one of: {', '.join(known)}"
+    return f"write '{leaf}' {where}"
 
 
 @functools.cache

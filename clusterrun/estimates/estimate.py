@@ -69,16 +69,16 @@ class Question:
 
     def links(self, gpu: Gpu) -> Links:
         """Return the links of a GPU in these nodes; speeds that are given take precedence."""
-        of_gpu = 1e9 * gpu.fabric
+        gpu_bits = 1e9 * gpu.fabric  # a second
         if self.network is Network.EFA and gpu.compute_capability < (9, 0):
-            of_gpu = min(of_gpu, speed.EFA_BEFORE_HOPPER)
-        bits = self.setup.procs_per_node * of_gpu or speed.ONE_CARD
+            gpu_bits = min(gpu_bits, speed.EFA_BEFORE_HOPPER)
+        node_bits = self.setup.procs_per_node * gpu_bits or speed.ONE_CARD
         if self.network is Network.ETHERNET:
-            bits = speed.SOCKETS
+            node_bits = speed.SOCKETS
         nvlink, pcie = 1e9 * gpu.nvlink / 2, speed.PCIE_REACHED * 1e9 * gpu.pcie
         return Links(
             within_node=self.within_node or speed.NVLINK_REACHED * nvlink or pcie,
-            between_nodes=self.between_nodes or speed.FABRIC_REACHED * bits / 8,
+            between_nodes=self.between_nodes or speed.FABRIC_REACHED * node_bits / 8,
             to_host=pcie,
         )
 
@@ -208,17 +208,17 @@ class Estimate:
 def estimate(question: Question) -> Estimate:
     """Estimate everything that the question allows. Raises UsageError for contradictory facts."""
     counted, setup = count_steps(question), question.setup
+    rates: Rates | None = None
+    if question.lr is not None and question.base_batch is not None:
+        batch, optimizer = setup.effective_batch, setup.optimizer
+        rates = steps.scaled(question.lr, question.base_batch, batch, optimizer=optimizer)
     return Estimate(
         question=question,
         gpu_memory=gpu_need(question),
         host_memory=host_need(question),
         disk=disk_need(question),
         steps=counted,
-        rates=steps.scaled(
-            question.lr, question.base_batch, setup.effective_batch, optimizer=setup.optimizer
-        )
-        if question.lr is not None and question.base_batch is not None
-        else None,
+        rates=rates,
         time=_time(question, counted),
         speedup=measured_speedup(question) or usual_speedup(question),
         loader=steps.advice(
@@ -234,11 +234,11 @@ def measured_speedup(question: Question) -> Speedup | None:
     if found is None or not found.is_of(setup, is_cpu=question.is_cpu):
         return None
     base = found.points[0].ranks
-    gains = (found.gain(point).speedup for point in found.points if point.ranks == setup.world)
-    gain = next(gains, None)
-    if gain is None or setup.world == base:
-        return None
-    return Speedup(low=gain, high=gain, base=base, measured_at=found.measured_at)
+    for point in found.points:
+        if point.ranks == setup.world != base:
+            gain = found.gain(point).speedup
+            return Speedup(low=gain, high=gain, base=base, measured_at=found.measured_at)
+    return None
 
 
 def usual_speedup(question: Question) -> Speedup | None:
@@ -302,14 +302,15 @@ def count_steps(question: Question) -> Steps:
     setup, samples = question.setup, question.samples
     if samples is None:
         return Steps(total=question.max_steps)
-    ran = -(-samples // setup.effective_batch)
+    per_epoch = math.ceil(samples / setup.effective_batch)
     # A part of an epoch is rounded up, as in the HF Trainer.
-    whole = math.ceil(ran * question.epochs) if question.epochs else None
-    ranks = setup.data_parallel
+    whole = math.ceil(per_epoch * question.epochs) if question.epochs else None
+    in_pass = setup.micro_batch * setup.data_parallel
+    rest = samples % in_pass
     return Steps(
         full_per_epoch=samples // setup.effective_batch,
-        accelerate_per_epoch=ran,
-        repeated=-samples % (setup.micro_batch * ranks) if ranks > 1 else 0,
+        accelerate_per_epoch=per_epoch,
+        repeated=in_pass - rest if rest and setup.data_parallel > 1 else 0,
         total=question.max_steps or whole,
     )
 
@@ -334,10 +335,10 @@ def _time(question: Question, counted: Steps) -> Time | None:
     step, gpu, setup = step_duration(question), _timed_gpu(question), question.setup
     if step is None:
         return None
-    filled, parts = 1.0, None
+    filled, cost = 1.0, None
     if gpu and question.step_time_s is None:
         filled = speed.filled(setup, gpu, question.mfu)
-        parts = speed.step_cost(setup, gpu, question.links(gpu), mfu=question.mfu)
+        cost = speed.step_cost(setup, gpu, question.links(gpu), mfu=question.mfu)
     epoch, limit_s = counted.accelerate_per_epoch, question.limit_s
     whole = step.times(counted.total) if counted.total else None
     return Time(
@@ -345,7 +346,7 @@ def _time(question: Question, counted: Steps) -> Time | None:
         samples_s=setup.effective_batch / step.mid_s,
         filled=filled,
         mfu=speed.reached_mfu(setup, gpu, step.mid_s) if gpu else None,
-        cost=parts,
+        cost=cost,
         epoch=step.times(epoch) if epoch else None,
         whole=whole,
         segments=speed.segments(whole.mid_s, limit_s) if whole and limit_s is not None else None,
@@ -412,26 +413,33 @@ def mistake(question: Question) -> str:
 
 def wrong_sizes(setup: Setup) -> str:
     """Return why the sizes can't divide ranks or model; "" if no reason is known."""
-    sizes, model, procs = setup.parallel, setup.model, setup.procs_per_node
+    procs = setup.procs_per_node
     world = World(nodes=setup.nodes, procs_per_node=procs, gpus_per_node=procs, device=Device.CUDA)
     try:
-        check_sizes(sizes, setup.strategy, world)
+        check_sizes(setup.parallel, setup.strategy, world)
     except UsageError as error:
         return error.message
-    heads = {"heads": model.heads, "key-value heads": model.kv_heads}
-    for name, size in (("tensor", sizes.tensor), ("sequence", sizes.sequence)):
+    return _undivided_heads(setup) or _undivided_tokens(setup)
+
+
+def _undivided_heads(setup: Setup) -> str:
+    model = setup.model
+    for name in ("tensor", "sequence"):
+        size = getattr(setup.parallel, name)
+        # Ulysses copies key-value heads if there are fewer than ranks.
+        is_copied = name == "sequence" and size % (model.kv_heads or 1) == 0
+        heads = {"heads": model.heads, "key-value heads": 0 if is_copied else model.kv_heads}
         for what, number in heads.items():
-            # Ulysses copies key-value heads if there are fewer than ranks.
-            is_copied = name == "sequence" and what != "heads" and size % (number or 1) == 0
-            if number % size and not is_copied:
-                named = model.name or "the model"
-                return (
-                    f"launch.{name}_parallel {size} does not divide the {number} {what} of {named}"
-                )
+            if number % size:
+                text = f"launch.{name}_parallel {size} does not divide the {number} {what}"
+                return f"{text} of {model.name or 'the model'}"
+    return ""
+
+
+def _undivided_tokens(setup: Setup) -> str:
+    sizes = setup.parallel
     for name, divisor in (("context", 2 * sizes.context), ("sequence", sizes.sequence)):
         if getattr(sizes, name) > 1 and setup.seq_len % divisor:
-            return (
-                f"samples of {setup.seq_len:,} tokens are not divisible by {divisor}, as "
-                f"launch.{name}_parallel {getattr(sizes, name)} requires"
-            )
+            text = f"samples of {setup.seq_len:,} tokens are not divisible by {divisor}"
+            return f"{text}, as launch.{name}_parallel {getattr(sizes, name)} requires"
     return ""

@@ -68,9 +68,6 @@ def has_bf16(capability: tuple[int, int]) -> bool:
     """Return whether a GPU computes in bf16 natively.
 
     torch.cuda.is_bf16_supported() is also True for emulation.
-
-    >>> has_bf16((8, 0)), has_bf16((7, 5))
-    (True, False)
     """
     return capability >= (8, 0)
 

@@ -71,17 +71,15 @@ class Model:
     def adapter_params(self, rank: int) -> int:
         """Return the parameters of LoRA adapters on all projections of attention and feed-forward.
 
-        peft makes these for "all-linear", and fewer for a list of layers. It makes none for routed
-        experts, which transformers 5 keeps as one tensor. Raises UsageError if the shape is
-        unknown.
+        That of an a x b projection has rank x (a + b). peft makes these for "all-linear", and fewer
+        for a list of layers. It makes none for routed experts, which transformers 5 keeps as one
+        tensor. Raises UsageError if the shape is unknown.
         """
         if not rank:
             return 0
         if not self.has_shape:
-            raise UsageError(
-                "the size of LoRA's adapters depends on the model's shape",
-                hint="add --hidden, --layers, --heads and --ffn, or pass --model",
-            )
+            hint = "add --hidden, --layers, --heads and --ffn, or pass --model"
+            raise UsageError("the size of LoRA's adapters depends on the model's shape", hint=hint)
         attention = 2 * (self.hidden + self.query_width) + 2 * (self.hidden + self.key_value_width)
         ffn = self.ffn - self.experts_met * self.expert_ffn
         feed_forward = (3 if self.gated else 2) * (self.hidden + ffn) if ffn else 0

@@ -26,17 +26,17 @@ def gpu_terms(setup: Setup) -> tuple[Term, ...]:
     Parts that depend on an unknown shape or sequence length are absent.
     """
     setup = setup.of_gpu
-    kept = (*states(setup), *buffers(setup))
-    passing = (_cast_weights(setup), _dequantized(setup), *activation_terms(setup))
+    always = (*states(setup), *buffers(setup))
+    in_passes = (_cast_weights(setup), _dequantized(setup), *activation_terms(setup))
     # What a step of AdamW needs beyond the memory that the passes before it freed.
     is_adamw = setup.optimizer is Optimizer.ADAMW and not setup.offloads_optimizer
     symbol, by = symbols(setup)
     size = 4 * setup.trained / setup.shards if is_adamw else 0
     formula = f"max(0, 4 {symbol}{by} - activations)"
     source = "torch AdamW, foreach: a copy of one state for all"
-    step = term("optimizer step", max(0, size - total(passing)), formula, source)
+    step = term("optimizer step", max(0, size - total(in_passes)), formula, source)
     context = term(CONTEXT, CUDA_BYTES, "1.5 GiB", "an allowance; 0.3 to 2 GiB seen")
-    return _present((*kept, *passing, step, context))
+    return _present((*always, *in_passes, step, context))
 
 
 def _present(terms: Iterable[Term]) -> tuple[Term, ...]:
@@ -63,22 +63,21 @@ def cpu_terms(setup: Setup) -> tuple[Term, ...]:
 
     Offloading changes nothing on CPUs, and a bucket takes only the memory that is used.
     """
-    setup = here = setup.of_gpu
+    setup = setup.of_gpu
     if setup.offloads_optimizer:
         strategy = Strategy.simplest(setup.strategy.engine, setup.strategy.stage)
-        here = replace(setup, strategy=strategy)
-    used = min(REDUCE_BUCKET_SIZE, setup.model.params)
+        setup = replace(setup, strategy=strategy)
+    bucket = min(REDUCE_BUCKET_SIZE, setup.model.params)
     ranks, width = setup.procs_per_node, setup.number_bytes
     # The C library's allocator keeps the memory of released weights.
     is_zero3 = setup.strategy.is_deepspeed and setup.strategy.stage == 3
     size = width * setup.model.params if is_zero3 else 0
     kept = term("not given back", size, f"{width} P", "measured")
-    parts = (*states(here), *buffers(here, used), kept, _cast_weights(here))
-    parts += activation_terms(here)
+    parts = (*states(setup), *buffers(setup, bucket), kept, _cast_weights(setup))
+    of_rank = (*parts, *activation_terms(setup))
+    of_node = (replace(x, bytes=ranks * x.bytes, formula=f"n ({x.formula})") for x in of_rank)
     processes = term("processes", ranks * CPU_PROCESS_BYTES, "n x 0.5 GiB", "measured")
-    return _present(
-        (processes, *(replace(x, bytes=ranks * x.bytes, formula=f"n ({x.formula})") for x in parts))
-    )
+    return _present((processes, *of_node))
 
 
 def host_terms(setup: Setup) -> tuple[Term, ...]:
@@ -102,38 +101,38 @@ def _loading(setup: Setup) -> tuple[int, str]:
 
 def _plain_host(setup: Setup) -> Term:
     """Return the copies of the model while it is loaded; under fsdp-offload also the states."""
-    size, formula = _loading(setup.of_gpu)
+    loading, formula = _loading(setup.of_gpu)
     source = "cpu_ram_efficient_loading: one process of a node loads"
     if not setup.strategy.is_fsdp or setup.parallel.tensor > 1:
-        size, formula = setup.procs_per_node * size, f"n {formula}"
+        loading, formula = setup.procs_per_node * loading, f"n {formula}"
         source = "each process loads it"
     if not setup.offloads_params:
-        return term("model while loading", size, formula, source)
-    each = _each(setup)
+        return term("model while loading", loading, formula, source)
+    each = _state_bytes(setup)
     frozen = setup.number_bytes * setup.model.params if setup.lora else 0
     states = (frozen + each * setup.trained) * setup.sizes.replicate / setup.nodes
     kept = f"({setup.number_bytes} P + {each} P_t)/M" if setup.lora else f"{each} P/M"
-    return term("states and model while loading", states + size, f"{kept} + {formula}", source)
+    return term("states and model while loading", states + loading, f"{kept} + {formula}", source)
 
 
 def _zero_host(setup: Setup) -> Term:
     """Return DeepSpeed's estimate, for ZeRO-2 with offload that of one node."""
     is_zero3, ranks = setup.strategy.stage == 3, setup.procs_per_node
-    size, formula = _loading(setup)
-    size, formula = ranks * size, f"n {formula}"
-    if not setup.offloads_optimizer:
+    each, formula = _loading(setup)
+    name, size, formula = "model while loading", float(ranks * each), f"n {formula}"
+    if setup.offloads_optimizer:
+        states, text = _offloaded(setup)
+        name, size, formula = "offloaded states", max(size, states), f"max({formula}, {text})"
         if is_zero3:
-            size, formula = 4 * setup.model.largest_layer * ranks, "4 L_max n"
-        return term("model while loading", size * BUFFER_FACTOR, f"{formula} x 1.5", ESTIMATORS)
-    states, text = _offloaded(setup)
-    kept = states / setup.nodes if is_zero3 else max(size, states)
-    text = f"{text}/M" if is_zero3 else f"max({formula}, {text})"
-    return term("offloaded states", kept * BUFFER_FACTOR, f"{text} x 1.5", ESTIMATORS)
+            size, formula = states / setup.nodes, f"{text}/M"
+    elif is_zero3:
+        size, formula = 4 * setup.model.largest_layer * ranks, "4 L_max n"
+    return term(name, size * BUFFER_FACTOR, f"{formula} x 1.5", ESTIMATORS)
 
 
 def _offloaded(setup: Setup) -> tuple[int, str]:
     """Return the bytes of all nodes: master weights, gradients, states; for ZeRO-3 also weights."""
-    trained, width, each = setup.trained, setup.number_bytes, _each(setup)
+    trained, width, each = setup.trained, setup.number_bytes, _state_bytes(setup)
     if not setup.offloads_params:
         return each * trained, f"{each} {symbols(setup)[0]}"
     if setup.lora:
@@ -142,7 +141,7 @@ def _offloaded(setup: Setup) -> tuple[int, str]:
     return (width + each) * trained, f"{width + each} P"
 
 
-def _each(setup: Setup) -> int:
+def _state_bytes(setup: Setup) -> int:
     """Return the bytes of a trained parameter's fp32 weight, gradient and states."""
     return 8 + setup.optimizer.state_bytes
 
@@ -164,11 +163,12 @@ def checkpoint_terms(setup: Setup) -> tuple[Term, ...]:
     With LoRA only what peft and HF's Trainer write is counted: the adapters. accelerate's
     `save_state` also writes the frozen weights.
     """
-    master, each = 0, FP32
+    master, width = 0, FP32
     if setup.strategy.is_deepspeed:
-        adapters = 1 if setup.lora else 0  # peft's own file of them
-        master, each = FP32, (adapters + (setup.strategy.stage < 3)) * setup.number_bytes
-    weights = _per_parameter("weights", setup, each)
+        copies = 1 if setup.strategy.stage < 3 else 0
+        copies += 1 if setup.lora else 0  # peft's own file of the adapters
+        master, width = FP32, copies * setup.number_bytes
+    weights = _per_parameter("weights", setup, width)
     optimizer = _per_parameter("optimizer", setup, master + setup.optimizer.state_bytes)
     return _present((weights, optimizer, _others(setup)))
 
@@ -258,16 +258,16 @@ def _zero_states(setup: Setup) -> tuple[Term, Term, Term]:
     width, each = setup.number_bytes, 4 + setup.optimizer.state_bytes
     trained, sharers = setup.trained, setup.shards
     symbol, by = symbols(setup)
-    kept, every = frozen_bytes(setup)
+    size, formula = frozen_bytes(setup)
     if setup.lora:
-        kept, every = kept + width * trained, f"{every} + {width} P_t"
+        size, formula = size + width * trained, f"{formula} + {width} P_t"
     full = width if stage == 1 else 0
     shard = 4 if stage == 1 or (stage == 3 and setup.is_half) else width + 4
     gradients = f"{full} {symbol} + {shard} {symbol}{by}" if full else f"{shard} {symbol}{by}"
-    weights = 0 if setup.offloads_params else kept / (sharers if stage == 3 else 1)
+    weights = 0 if setup.offloads_params else size / (sharers if stage == 3 else 1)
     on_gpu = 0 if setup.offloads_optimizer else 1
     return (
-        term("weights", weights, _shared(every, by if stage == 3 else ""), ESTIMATORS),
+        term("weights", weights, _shared(formula, by if stage == 3 else ""), ESTIMATORS),
         term("gradients", on_gpu * (full + shard / sharers) * trained, gradients, ESTIMATORS),
         term("optimizer", on_gpu * each * trained / sharers, f"{each} {symbol}{by}", ESTIMATORS),
     )
@@ -311,11 +311,9 @@ def _fsdp_buffers(setup: Setup) -> tuple[Term, ...]:
     if not (model.block and model.layers):
         return ()
     outside = max(0, model.params - model.layers * model.block)
-    graded, symbol = (
-        (setup.trained // model.layers, "P_t/L")
-        if setup.lora
-        else (max(model.block, model.largest_layer), "max(U, L_max)")
-    )
+    graded, symbol = max(model.block, model.largest_layer), "max(U, L_max)"
+    if setup.lora:
+        graded, symbol = setup.trained // model.layers, "P_t/L"
     return (
         term("gathered weights", width * (outside + 2 * model.block), f"{width} (E + 2 U)", FSDP),
         term("whole gradients", 2 * width * graded, f"{2 * width} {symbol}", FSDP),
@@ -400,10 +398,10 @@ def saved_bytes(setup: Setup) -> float:
     off. Of an encoder and a decoder, this is the mean of their blocks.
     """
     model = setup.model
-    usual = (GATED, UNGATED) if not model.cross_layers else (T5_GATED, T5_UNGATED)
+    gated, ungated = (T5_GATED, T5_UNGATED) if model.cross_layers else (GATED, UNGATED)
     parts = (
-        (usual[not model.gated], 1.0),
-        (HEAD_NORM, model.head_norm),
+        (gated if model.gated else ungated, 1.0),
+        (HEAD_NORM, 1.0 if model.head_norm else 0.0),
         (CROSS, model.cross_layers / model.layers),
         (MORE.get(model.family, Saved()), 1.0),
         (EXPERT, model.experts_met),
@@ -430,22 +428,16 @@ def activation_terms(setup: Setup) -> tuple[Term, ...]:
     model = setup.model
     if not (model.has_shape and setup.seq_len):
         return ()
-    tokens = setup.seq_len * setup.micro_batch
-    block, more = saved_bytes(setup), EACH_BLOCK + ONE_BLOCK
-    # In bytes per element of the hidden states.
-    parts: dict[str, tuple[float, str]] = {
-        "activations": (
-            block * (EACH_BLOCK * model.layers + ONE_BLOCK),
-            f"{block:.4g} s b h ({EACH_BLOCK} L + {ONE_BLOCK})",
-        )
-    }
-    if setup.grad_ckpt:  # the inputs of blocks, and one whole block, which includes its own input
-        kept = CHECKPOINT[arithmetic(setup)]
-        parts = {
-            "checkpointed activations": (kept * (model.layers - 1), f"{kept:.4g} s b h (L - 1)"),
-            "one block's activations": (block * more, f"{block:.4g} s b h x {more:g}"),
-        }
-    return (
-        *(term(name, x * tokens * model.hidden, y, MEASURED) for name, (x, y) in parts.items()),
-        term("logits", LOGIT_BYTES * tokens * model.vocab, f"{LOGIT_BYTES} s b V", MEASURED),
-    )
+    tokens, hidden = setup.seq_len * setup.micro_batch, model.hidden
+    block = saved_bytes(setup)
+    logits = term("logits", LOGIT_BYTES * tokens * model.vocab, f"{LOGIT_BYTES} s b V", MEASURED)
+    if not setup.grad_ckpt:
+        size = block * (EACH_BLOCK * model.layers + ONE_BLOCK) * tokens * hidden
+        formula = f"{block:.4g} s b h ({EACH_BLOCK} L + {ONE_BLOCK})"
+        return term("activations", size, formula, MEASURED), logits
+    # The inputs of blocks, and one whole block, which includes its own input.
+    kept, more = CHECKPOINT[arithmetic(setup)], EACH_BLOCK + ONE_BLOCK
+    size, formula = kept * (model.layers - 1) * tokens * hidden, f"{kept:.4g} s b h (L - 1)"
+    inputs = term("checkpointed activations", size, formula, MEASURED)
+    size, formula = block * more * tokens * hidden, f"{block:.4g} s b h x {more:g}"
+    return inputs, term("one block's activations", size, formula, MEASURED), logits

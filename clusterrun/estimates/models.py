@@ -22,39 +22,36 @@ def from_numbers(given: Model) -> Model:
     With both, blocks have gates like Llama if they fit into `params`.
     """
     if given.active_params > given.params:
-        raise UsageError(
-            f"--active-params {given.active_params} is more than --params {given.params}",
-            hint="pass all parameters as --params, and those that a token uses as --active-params",
-        )
+        text = f"--active-params {given.active_params} is more than --params {given.params}"
+        hint = "pass all parameters as --params, and those that a token uses as --active-params"
+        raise UsageError(text, hint=hint)
     needed = ("hidden", "layers", "heads", "ffn", "vocab")
     missing = [f"--{name}" for name in needed if not getattr(given, name)]
     if not given.params and missing:
-        raise UsageError(
-            f"the size of the model is unknown: {', '.join(missing)} missing",
-            hint="add them, or pass --params 8e9",
-        )
+        text = f"the size of the model is unknown: {', '.join(missing)} missing"
+        raise UsageError(text, hint="add them, or pass --params 8e9")
     shape = replace(given, kv_heads=given.kv_heads or given.heads)
     is_known = shape.hidden and shape.layers and shape.heads and shape.ffn
     return _shaped(shape) if is_known else shape
 
 
 def _shaped(shape: Model) -> Model:
+    """Count a block: attention's four matrices, two norms, and two or, with a gate, three more."""
     hidden, ffn, layers, params = shape.hidden, shape.ffn, shape.layers, shape.params
-    projections = 2 * hidden * (hidden + hidden * shape.kv_heads // shape.heads)
-    outside, matrix = projections + 2 * hidden, hidden * ffn  # with the two norms of a block
-    has_gate = not params or layers * (outside + 3 * matrix) <= params
-    block = outside + (3 if has_gate else 2) * matrix
+    attention = 2 * hidden * (hidden + hidden * shape.kv_heads // shape.heads)
+    norms, matrix = 2 * hidden, hidden * ffn
+    has_gate = not params or layers * (attention + norms + 3 * matrix) <= params
+    block = attention + norms + (3 if has_gate else 2) * matrix
     if params and layers * block > params:
-        raise UsageError(
-            f"{layers} layers of --hidden {hidden} and --ffn {ffn} have more than the "
-            f"{params} parameters of --params",
-            hint="leave out --params, or --hidden, --layers, --heads and --ffn",
-        )
-    words = shape.vocab * hidden
+        block_sizes = f"{layers} layers of --hidden {hidden} and --ffn {ffn}"
+        text = f"{block_sizes} have more than the {params} parameters of --params"
+        hint = "leave out --params, or --hidden, --layers, --heads and --ffn"
+        raise UsageError(text, hint=hint)
+    embedding = shape.vocab * hidden
     return replace(
         shape,
-        params=params or layers * block + 2 * words + hidden,
-        largest_layer=max(words, matrix, hidden * hidden),
+        params=params or layers * block + 2 * embedding + hidden,
+        largest_layer=max(embedding, matrix, hidden * hidden),
         block=block,
         linear_params=layers * block,
         gated=has_gate,

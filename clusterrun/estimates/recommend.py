@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any, Final
 
 from clusterrun.config.choices import Strategy
@@ -52,15 +51,12 @@ def recommend(
     """
     _refuse_cpu(question)
     if question.gpu is None or question.gpu_bytes is None:
-        raise UsageError(
-            "a recommendation needs the memory and the speed of the GPU",
-            hint="name the GPU, such as --gpu a100-80g",
-        )
+        text = "a recommendation needs the memory and the speed of the GPU"
+        raise UsageError(text, hint="name the GPU, such as --gpu a100-80g")
     if not counts_activations(question.setup):
-        raise UsageError(
-            "a recommendation needs the activations, and their sizes are unknown",
-            hint="pass --seq-len and a model with its shape, such as --model qwen3-30b-a3b",
-        )
+        text = "a recommendation needs the activations, and their sizes are unknown"
+        hint = "pass --seq-len and a model with its shape, such as --model qwen3-30b-a3b"
+        raise UsageError(text, hint=hint)
     setups = _setups(question, effective)
     tried = [_judged(question, x) for x in setups if strategy in (None, x.strategy)]
     return [*_fastest_first(tried, Fit.FITS), *_fastest_first(tried, Fit.TIGHT)]
@@ -75,8 +71,8 @@ def _refuse_cpu(question: Question) -> None:
 def _fastest_first(tried: list[Choice], verdict: Fit) -> list[Choice]:
     """Sort by time; keep those about as fast as the fastest in the order of simplicity."""
     choices = [choice for choice in tried if choice.verdict is verdict]
-    fastest = AS_FAST * min((choice.step_s for choice in choices), default=0.0)
-    return sorted(choices, key=lambda choice: max(choice.step_s, fastest))
+    as_fast = AS_FAST * min((choice.step_s for choice in choices), default=0.0)
+    return sorted(choices, key=lambda choice: max(choice.step_s, as_fast))
 
 
 def best_per_strategy(choices: list[Choice]) -> list[Choice]:
@@ -92,17 +88,16 @@ def smallest(question: Question, effective: int) -> Choice:
 
 
 def _setups(question: Question, effective: int) -> Iterator[Setup]:
+    """Yield every way to reach the effective batch. Raises UsageError if there is none."""
     asked, wanted = question.setup, question.wanted_ckpt
     ranks, strategies = asked.data_parallel, _strategies(asked)
     if not strategies:
         raise UsageError("no strategy supports these parallel sizes", hint="change the sizes")
-    each, rest = divmod(effective, ranks)
-    if rest or not each:
-        raise UsageError(
-            f"an effective batch of {effective} is not divisible by {ranks} data-parallel ranks",
-            hint=f"use {max(1, round(effective / ranks)) * ranks}",
-        )
-    divisors = [n for n in range(min(each, MAX_MICRO_BATCH), 0, -1) if each % n == 0]
+    per_rank, rest = divmod(effective, ranks)
+    if rest or not per_rank:
+        text = f"an effective batch of {effective} is not divisible by {ranks} data-parallel ranks"
+        raise UsageError(text, hint=f"use {max(1, round(effective / ranks)) * ranks}")
+    divisors = [n for n in range(min(per_rank, MAX_MICRO_BATCH), 0, -1) if per_rank % n == 0]
     for strategy in strategies:
         for grad_ckpt in (False, True) if wanted is None else (wanted,):
             for micro_batch in divisors:
@@ -111,7 +106,7 @@ def _setups(question: Question, effective: int) -> Iterator[Setup]:
                     strategy=strategy,
                     grad_ckpt=grad_ckpt,
                     micro_batch=micro_batch,
-                    accumulation=each // micro_batch,
+                    accumulation=per_rank // micro_batch,
                 )
 
 
@@ -125,13 +120,14 @@ def _strategies(asked: Setup) -> list[Strategy]:
 
 
 def _judged(question: Question, setup: Setup) -> Choice:
-    changed = replace(question, setup=setup)
-    gpu, host = gpu_need(changed), host_need(changed)
+    """Estimate one way to train; its verdict is the worst of GPU, host and disk."""
+    asked = replace(question, setup=setup)
+    gpu, host = gpu_need(asked), host_need(asked)
     assert gpu is not None  # recommend asks for a GPU
     assert question.gpu is not None
     links = question.links(question.gpu)
-    unknown = Fit.TIGHT if setup.offloads_optimizer else Fit.FITS
-    needs = (gpu.verdict, host.verdict or unknown, disk_need(changed).verdict)
+    if_unknown = Fit.TIGHT if setup.offloads_optimizer else Fit.FITS
+    needs = (gpu.verdict, host.verdict or if_unknown, disk_need(asked).verdict)
     return Choice(
         setup=setup,
         step_s=step_cost(setup, question.gpu, links, mfu=question.mfu).total_s,
@@ -147,22 +143,25 @@ def neighbours(question: Question, what: str) -> list[Question]:
     For "gpu" these are all other cards, the fastest first; on CPUs it raises UsageError.
     """
     if what == "gpu":
-        _refuse_cpu(question)
-        others = [gpu for gpu in gpus.ALL if question.gpu is None or gpu.name != question.gpu.name]
-        found = []
-        for gpu in others:  # in fp16 if the card lacks the precision
-            setup, memory = question.setup, gpu.memory_bytes
-            if setup.precision not in gpu.tflops:
-                setup = replace(setup, precision="fp16")
-            card = replace(question, gpu=gpu, gpu_bytes=memory, step_time_s=None)
-            found.append(replace(card, setup=setup))
-        return sorted(found, key=lambda each: step.mid_s if (step := step_duration(each)) else 0.0)
+        return _on_other_gpus(question)
     setup, field = question.setup, what.replace("-", "_")
-    number = getattr(setup, field)
-    values = [number // 2, number * 2, number * 4] if what != "strategy" else _strategies(setup)
-    changes: list[dict[str, Any]] = [{field: x} for x in values if x and x != number]
+    now = getattr(setup, field)
+    values = _strategies(setup) if what == "strategy" else [now // 2, now * 2, now * 4]
+    changes: list[dict[str, Any]] = [{field: x} for x in values if x and x != now]
     asked = (replace(question, setup=replace(setup, **change)) for change in changes)
     return [neighbour for neighbour in asked if not mistake(neighbour)]
+
+
+def _on_other_gpus(question: Question) -> list[Question]:
+    """Ask about all other cards, in fp16 if one lacks the precision."""
+    _refuse_cpu(question)
+    setup, asked = question.setup, []
+    for gpu in gpus.ALL:
+        if question.gpu is None or gpu.name != question.gpu.name:
+            on_gpu = setup if setup.precision in gpu.tflops else replace(setup, precision="fp16")
+            card = replace(question, gpu=gpu, gpu_bytes=gpu.memory_bytes, step_time_s=None)
+            asked.append(replace(card, setup=on_gpu))
+    return sorted(asked, key=lambda each: step.mid_s if (step := step_duration(each)) else 0.0)
 
 
 MOST: Final = 3
@@ -184,7 +183,7 @@ def alternatives(question: Question) -> list[Choice]:
         setup = replace(setup, strategy=Strategy.NONE)
     asked = replace(question, setup=setup, wanted_ckpt=None)
     chosen: list[Choice] = []
-    for choice in sorted(_fitting(asked), key=lambda each: _price(each, asked.setup)):
+    for choice in sorted(_fitting(asked), key=lambda each: _changes(each, asked.setup)):
         what = changed(choice.setup, asked.setup)
         if not any(changed(each.setup, asked.setup) <= what for each in chosen):
             chosen.append(choice)
@@ -204,26 +203,32 @@ def _fitting(question: Question) -> list[Choice]:
     return [choice for choice in found if choice.setup != question.setup]
 
 
-def _price(choice: Choice, asked: Setup) -> tuple[bool, int]:
+def _changes(choice: Choice, asked: Setup) -> tuple[bool, int]:
+    """Return the key to sort by: tight choices last, then by the number of changes."""
     return choice.verdict is Fit.TIGHT, len(changed(choice.setup, asked))
 
 
 def _beyond(question: Question) -> Iterator[Choice]:
     """Yield a choice with adapters, on a 4-bit base if needed, and one with enough nodes."""
-    setup, model = question.setup, question.setup.model
+    setup = question.setup
     adapted = replace(setup, lora=setup.lora or _RANK)
-    quantized = () if model.active_params else (replace(adapted, load_in_4bit=True),)
+    with_adapters = [adapted]
+    if not setup.model.active_params:  # experts can't be quantized
+        with_adapters.append(replace(adapted, load_in_4bit=True))
     wider = (replace(setup, nodes=setup.nodes * factor, micro_batch=1) for factor in _MORE_NODES)
     # The same batch if the ranks can share it, else a larger one.
-    shared = (
+    on_more_nodes = (
         replace(each, accumulation=max(1, setup.effective_batch // each.world)) for each in wider
     )
-    for ways in ((adapted, *quantized), shared):
-        found = (_simplest(question, way) for way in ways if way != setup)
-        yield from islice((choice for choice in found if choice), 1)
+    yield from _first_that_fits(question, with_adapters)
+    yield from _first_that_fits(question, on_more_nodes)
 
 
-def _simplest(question: Question, setup: Setup) -> Choice | None:
-    """Return the choice that fits, not tightly, with the fewest changes to the question."""
-    found = [c for c in _fitting(replace(question, setup=setup)) if c.verdict is Fit.FITS]
-    return min(found, key=lambda each: _price(each, question.setup), default=None)
+def _first_that_fits(question: Question, ways: Iterable[Setup]) -> Iterator[Choice]:
+    """Yield, of the first way that fits, and not tightly, the choice with the fewest changes."""
+    for way in ways:
+        fitting = _fitting(replace(question, setup=way)) if way != question.setup else []
+        found = [choice for choice in fitting if choice.verdict is Fit.FITS]
+        if found:
+            yield min(found, key=lambda each: _changes(each, question.setup))
+            return

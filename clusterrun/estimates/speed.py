@@ -38,11 +38,7 @@ class Duration:
     basis: str
 
     def times(self, factor: float) -> Duration:
-        """Return the duration times a factor.
-
-        >>> Duration(low_s=1, mid_s=2, high_s=3, basis="mfu").times(1.5).high_s
-        4.5
-        """
+        """Return the duration times a factor."""
         low, mid, high = (seconds * factor for seconds in (self.low_s, self.mid_s, self.high_s))
         return replace(self, low_s=low, mid_s=mid, high_s=high)
 
@@ -104,7 +100,7 @@ def reached_mfu(setup: Setup, gpu: Gpu, step_s: float) -> float:
 
 
 def recomputing(setup: Setup) -> float:
-    """Return the work with activation checkpointing (one more forward pass) over that without.
+    """Return the factor by which activation checkpointing adds work: one more forward pass.
 
     >>> from clusterrun.estimates.models import BUILT_IN
     >>> llama = BUILT_IN["llama-2-7b"]
@@ -113,18 +109,16 @@ def recomputing(setup: Setup) -> float:
     """
     if not setup.grad_ckpt:
         return 1.0
-    forward = flops_per_token(setup.model, setup.seq_len) / 3
+    forward = flops_per_token(setup.model, setup.seq_len) / 3  # backward does twice the work
     return 1 + forward / flops_per_token(setup.model, setup.seq_len, lora=setup.lora)
 
 
 def _work_seconds(setup: Setup, gpu: Gpu, mfu: float) -> float:
     """Return the seconds at an MFU. Raises UsageError if the GPU lacks the precision."""
     if setup.precision not in gpu.tflops:
-        raise UsageError(
-            f"the {gpu.name} does not compute in {setup.precision}",
-            hint="pass --mixed-precision fp16 or auto",
-        )
-    tokens = setup.micro_batch * setup.seq_len / setup.parallel.model
+        text = f"the {gpu.name} does not compute in {setup.precision}"
+        raise UsageError(text, hint="pass --mixed-precision fp16 or auto")
+    tokens = setup.micro_batch * setup.seq_len / setup.parallel.model  # a rank's share
     work = tokens * flops_per_token(setup.model, setup.seq_len, lora=setup.lora)
     return work / (gpu.tflops[setup.precision] * 1e12 * mfu)
 
@@ -139,12 +133,12 @@ def _summing_seconds(setup: Setup, gpu: Gpu) -> float:
 
 
 def segments(seconds: float, limit_s: int) -> int:
-    """Count the jobs of `limit_s` seconds that a training takes; a tenth is for starts and saves.
+    """Count the jobs of `limit_s` seconds that a training takes; starts and saves add a tenth.
 
     >>> segments(36_000, 39_600), segments(36_001, 39_600)
     (1, 2)
     """
-    return math.ceil(seconds * 11 / (limit_s * 10))
+    return math.ceil(seconds * 11 / (limit_s * 10))  # 11/10 of the time, in exact numbers
 
 
 # Assumed shares of the nominal speed in one direction. Published bus bandwidths of nccl-tests are
@@ -217,8 +211,8 @@ def assumption(links: Links) -> str:
     within, between, host = (f"{speed / 1e9:.3g} GB/s" for speed in speeds)
     return (
         f"ranked by work and by traffic at {within} within a node, {between} between nodes, {host} "
-        "to the host; the shorter overlaps with the longer, except for a tenth; a node's CPUs "
-        f"update {HOST_STEPS / 1e9:g} billion parameters a second"
+        "to the host; the shorter of the two overlaps with the longer, except for a tenth; a "
+        f"node's CPUs update {HOST_STEPS / 1e9:g} billion parameters a second"
     )
 
 
@@ -237,28 +231,30 @@ def _sent_bytes(setup: Setup) -> float:
     """Return the bytes that a GPU sends and receives in one optimizer step."""
     if max(setup.shards, setup.data_parallel) == 1:
         return 0.0
-    half, trainable = setup.number_bytes, setup.trained
-    weights = 2 * half * setup.model.params * setup.accumulation
+    width, trained = setup.number_bytes, setup.trained
+    # They are gathered forward and backward.
+    weights = 2 * width * setup.model.params * setup.accumulation
     if setup.strategy.is_fsdp:  # accelerate adds the passes up before FSDP reduces
-        return weights + half * trainable
-    gradient = half if setup.strategy.is_deepspeed else FP32
+        return weights + width * trained
+    gradient = width if setup.strategy.is_deepspeed else FP32
     if setup.strategy.stage == 3:
-        return weights + setup.accumulation * gradient * trainable
+        return weights + setup.accumulation * gradient * trained
     reduces = setup.accumulation if setup.strategy.stage == 2 else 1
-    return (reduces * gradient + gradient) * trainable
+    gathers = 1  # of the reduced gradients, or of the updated weights
+    return (reduces + gathers) * gradient * trained
 
 
 def _host_seconds(setup: Setup, links: Links) -> float:
     """Return the seconds of the optimizer's step on the host and of the transfers for it."""
     if not setup.offloads_optimizer:
         return 0.0
-    half, trainable = setup.number_bytes, setup.trained
-    carried = 2 * half * trainable / setup.shards
+    width, trained = setup.number_bytes, setup.trained
+    carried = 2 * width * trained / setup.shards
     if setup.strategy.is_deepspeed:  # it adds the passes up on the host
-        carried += 2 * FP32 * (setup.accumulation - 1) * trainable / setup.shards
+        carried += 2 * FP32 * (setup.accumulation - 1) * trained / setup.shards
     if setup.offloads_params:
-        carried += 2 * half * setup.accumulation * setup.model.params / setup.shards
-    return carried / links.to_host + trainable / setup.nodes / HOST_STEPS
+        carried += 2 * width * setup.accumulation * setup.model.params / setup.shards
+    return carried / links.to_host + trained / setup.nodes / HOST_STEPS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,9 +299,9 @@ class Scaling:
     def gain(self, point: Point) -> Gain:
         """Compare a world with the smallest one."""
         base = self.points[0]
-        # In units of a rank's batch, or of the fixed batch.
-        rates = [(1 if self.is_fixed_batch else x.ranks) / x.step_s for x in (point, base)]
-        speedup = rates[0] / rates[1]
+        # Of a step, in fixed batches or in batches of a rank.
+        work, base_work = (1, 1) if self.is_fixed_batch else (point.ranks, base.ranks)
+        speedup = (work / point.step_s) / (base_work / base.step_s)
         efficiency = speedup * base.ranks / point.ranks
         return Gain(speedup, efficiency, max(0.0, 1 - efficiency))
 

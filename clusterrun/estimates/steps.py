@@ -17,9 +17,11 @@ def smaller_passes(micro_batch: int, accumulation: int) -> tuple[int, int] | Non
     >>> smaller_passes(8, 2), smaller_passes(3, 1), smaller_passes(1, 4)
     ((4, 4), (1, 3), None)
     """
-    each = micro_batch * accumulation
-    found = (size for size in range(micro_batch // 2, 0, -1) if each % size == 0)
-    return next(((size, each // size) for size in found), None)
+    samples = micro_batch * accumulation
+    for size in range(micro_batch // 2, 0, -1):
+        if samples % size == 0:
+            return size, samples // size
+    return None
 
 
 WARMUP_ABOVE: Final = 8  # times the batch that the rate was chosen for
@@ -94,17 +96,15 @@ def advice(cpus_per_rank: int, host_bytes: int, *, is_cpu: bool = False) -> Load
     Loader(num_workers=2, pin_memory=True, why='one worker per CPU, at most 4: a rank has 2 CPUs')
     """
     if 0 < host_bytes < LOW_HOST_BYTES:
-        return Loader(
-            num_workers=0,
-            pin_memory=False,
-            why=f"the host has {host_bytes / GIB:.1f} GiB, less than {LOW_HOST_BYTES // GIB}:"
-            " workers copy what they load, and pinned memory can't be swapped",
-        )
+        lack = f"the host has {host_bytes / GIB:.1f} GiB, less than {LOW_HOST_BYTES // GIB}"
+        why = f"{lack}: workers copy what they load, and pinned memory can't be swapped"
+        return Loader(num_workers=0, pin_memory=False, why=why)
     if is_cpu:
         why = "workers would take CPUs from the training"
         return Loader(num_workers=0, pin_memory=False, why=why)
-    workers = min(MAX_WORKERS, cpus_per_rank) if cpus_per_rank else None
-    has = f": a rank has {count(cpus_per_rank, 'CPU')}"
-    more = has if cpus_per_rank else "; pass --cpus-per-task to get a number"
-    why = f"one worker per CPU, at most {MAX_WORKERS}{more}"
-    return Loader(num_workers=workers, pin_memory=True, why=why)
+    why = f"one worker per CPU, at most {MAX_WORKERS}"
+    if not cpus_per_rank:
+        why += "; pass --cpus-per-task to get a number"
+        return Loader(num_workers=None, pin_memory=True, why=why)
+    why += f": a rank has {count(cpus_per_rank, 'CPU')}"
+    return Loader(num_workers=min(MAX_WORKERS, cpus_per_rank), pin_memory=True, why=why)

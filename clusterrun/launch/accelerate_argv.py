@@ -61,11 +61,12 @@ def launch_options(plan: Plan, where: NodeLaunch) -> tuple[str, ...]:
 
 def shown_command(plan: Plan, node: int) -> tuple[str, ...]:
     """Return the `accelerate launch` that the ranks of a node correspond to."""
-    return ("accelerate", "launch", *launch_options(plan, shown(plan, node)), *entry_words(plan))
+    options = launch_options(plan, with_placeholders(plan, node))
+    return ("accelerate", "launch", *options, *entry_words(plan))
 
 
-def shown(plan: Plan, node: int) -> NodeLaunch:
-    """Return what a node passes to `launch_options`, with placeholders."""
+def with_placeholders(plan: Plan, node: int) -> NodeLaunch:
+    """Return what a node passes to `launch_options`; placeholders stand for what only it knows."""
     is_alone = plan.cluster.scheduler.is_this_machine or plan.nodes == 1
     return NodeLaunch(
         config_file=f"{RUN_DIR}/accelerate.yaml",
@@ -85,8 +86,8 @@ def entry_words(plan: Plan) -> tuple[str, ...]:
 def _strategy_flags(plan: Plan, deepspeed_file: str) -> tuple[str, ...]:
     if plan.strategy.is_deepspeed:
         # accelerate's default launcher (pdsh) trains each node separately and exits 0.
-        launcher = ("--deepspeed_multinode_launcher", "standard")
-        return (*launcher, *(("--deepspeed_config_file", deepspeed_file) if deepspeed_file else ()))
+        file = ("--deepspeed_config_file", deepspeed_file) if deepspeed_file else ()
+        return ("--deepspeed_multinode_launcher", "standard", *file)
     if plan.strategy is Strategy.NONE and plan.device is Device.CPU:
         # Its single-process launcher overwrites ACCELERATE_USE_CPU with its own flag.
         return ("--cpu",)

@@ -8,6 +8,7 @@ NCCL_SHM_DISABLE, NCCL_ALGO, TORCH_NCCL_BLOCKING_WAIT, TORCH_NCCL_ASYNC_ERROR_HA
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -67,6 +68,7 @@ def decide_environment(
     check_variables(spec)
     given = {name: (name, text, "yours (network.env)") for name, text in spec.network_env.items()}
     given |= {name: (name, text, "yours (env)") for name, text in spec.env.items()}
+    # A user's old name also keeps out the new one of the same setting.
     taken = {*given, *(new for new, old in _OLD_NAMES.items() if old in given)}
     torch = facts.interpreter.version_of("torch")
     ours = [row for row in _ours(spec, world, strategy, torch, threads) if row[0] not in taken]
@@ -105,7 +107,7 @@ def _ours(
         yield "CUDA_VISIBLE_DEVICES", "", "on the CPU, even if a node has GPUs"
         yield from _ZERO_ON_CPU if strategy.is_deepspeed else (_PLAIN_ON_CPU,)
     if strategy.is_deepspeed and spec.timeout_s:
-        minutes = -(-spec.timeout_s // 60)  # DeepSpeed reads whole minutes
+        minutes = math.ceil(spec.timeout_s / 60)  # DeepSpeed reads whole minutes
         yield "DEEPSPEED_TIMEOUT", str(minutes), "--timeout, in minutes"
     if spec.planned:
         accumulation, why = str(spec.accumulation or 1), "planned: clusterrun.runtime.planned()"
@@ -138,20 +140,18 @@ def check_variables(spec: JobSpec) -> None:
     for name in spec.pass_env:
         _refuse_owned(name)
         if re.fullmatch(_UNSET_FIRST, name):
-            raise UsageError(
-                f"{name} looks left over from another launcher and is unset on the nodes",
-                hint=f"keep it with --env {name}=VALUE",
-            )
+            text = f"{name} looks left over from another launcher and is unset on the nodes"
+            raise UsageError(text, hint=f"keep it with --env {name}=VALUE")
         if name in spec.env or name in spec.network_env:
             raise UsageError(f"{name} is both set and passed from your shell", hint="choose one")
 
 
 def _refuse_owned(name: str) -> None:
     if re.fullmatch(_NODE_DECIDES, name):
-        hint = "drop it; clusterrun derives it from the job"
+        hint = f"drop {name}: its value follows from the job"
         if name == "CUDA_VISIBLE_DEVICES":
             hint = "pass --gpu-ids on this machine; on a cluster, Slurm chooses the GPUs"
-        raise UsageError(f"{name} is set on the node", hint=hint)
+        raise UsageError(f"clusterrun sets {name} on each node", hint=hint)
 
 
 def _refuse_harmful(name: str, value: str) -> None:
@@ -162,7 +162,5 @@ def _refuse_harmful(name: str, value: str) -> None:
         raise UsageError(text, hint="drop it: by default torch ends the job")
     excludes = name.endswith("_SOCKET_IFNAME") and value.startswith("^")
     if excludes and "lo" not in value[1:].split(","):
-        raise UsageError(
-            f"{name}={value} allows the loopback interface",
-            hint=f"write ^lo,{value[1:]}",
-        )
+        text = f"{name}={value} allows the loopback interface"
+        raise UsageError(text, hint=f"write ^lo,{value[1:]}")

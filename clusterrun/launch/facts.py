@@ -15,8 +15,8 @@ from clusterrun.shared.wording import parse_version
 class Interpreter(NamedTuple):
     """What is known about the job's Python; `path` is "" if it is not on this machine.
 
-    `packages` maps packages to versions, "" if one was not found. If `is_known`, it is missing.
-    `places` are the directories that it imports from.
+    `packages` maps packages to versions, "" if one was not found. It is missing if `is_known`, else
+    it may be where nobody looked. `places` are the directories that Python imports from.
     """
 
     path: str = ""
@@ -26,11 +26,7 @@ class Interpreter(NamedTuple):
     places: tuple[str, ...] = ()
 
     def version_of(self, package: str) -> tuple[int, int] | None:
-        """Return the major and minor version of a package; None if missing or unreadable.
-
-        >>> Interpreter(packages={"torch": "2.13.0+cpu"}).version_of("torch")
-        (2, 13)
-        """
+        """Return the major and minor version of a package; None if missing or unreadable."""
         return parse_version(self.packages.get(package, ""))
 
 

@@ -49,13 +49,10 @@ def check_environments(setup: Sequence[str], facts: Facts) -> None:
     """Refuse a virtual environment that does not exist. Raises UsageError."""
     for directory, script in _activated(setup).items():
         if script in facts.missing:
-            raise UsageError(
-                f"setup: {directory} is not a virtual environment: it has no bin/activate",
-                hint=(
-                    "name an existing directory; $NAME and * are not expanded in it",
-                    f"if only the nodes have it, write the line 'source {script}'",
-                ),
-            )
+            text = f"setup: {directory} is not a virtual environment: it has no bin/activate"
+            exists = "name an existing directory; $NAME and * are not expanded in it"
+            on_nodes = f"if only the nodes have it, write the line 'source {script}'"
+            raise UsageError(text, hint=(exists, on_nodes))
 
 
 def runs_in_container(spec: JobSpec) -> bool:
@@ -111,14 +108,15 @@ def _is_written(flag: str) -> bool:
 
 
 def _is_input(flag: str, value: str) -> bool:
-    if not value or re.search(_NO_PATH, value) or _is_written(flag):
+    if not value or re.search(_NO_PATH, value):
         return False
     if value.startswith("/"):
         return True
     is_path = value.startswith(("./", "../")) or bool(re.search(_SUFFIX, value))
     words = _words(flag)
     is_read = re.search(_READ, words) or re.search(_READ_AGAIN, words)
-    return is_path and bool(is_read) and not re.search(r"\bname\b(?! or path)", words)
+    is_name = re.search(r"\bname\b(?! or path)", words)  # not --model_name_or_path
+    return is_path and bool(is_read) and not is_name
 
 
 def _activated(setup: Sequence[str]) -> dict[str, str]:
@@ -139,10 +137,8 @@ def interpreter_problem(spec: JobSpec, facts: Facts, strategy: Strategy) -> Usag
         comes_with_setup = "/" not in facts.python and spec.setup
         if comes_with_setup or facts.cluster.scheduler.has_hosts:
             return None
-        return UsageError(
-            f"there is no interpreter '{facts.python}' on this machine",
-            hint="name one with --python, or omit it to use the interpreter that runs clusterrun",
-        )
+        hint = "name one with --python, or omit it to use the interpreter that runs clusterrun"
+        return UsageError(f"there is no interpreter '{facts.python}' on this machine", hint=hint)
     texts = (too_old_text(found, facts.oldest, name) for name in ("python", *found.packages))
     if too_old := next(filter(None, texts), ""):
         return UsageError(too_old, hint=f"upgrade it, {_OTHER}")
@@ -157,7 +153,7 @@ def interpreter_problem(spec: JobSpec, facts: Facts, strategy: Strategy) -> Usag
 
 
 def is_certain(spec: JobSpec, facts: Facts) -> bool:
-    """Return whether the nodes will find the same: bash or a module may add packages."""
+    """Return whether nodes find the interpreter as it is here: bash or a module may change it."""
     if facts.cluster.scheduler.has_hosts:
         return False  # they have disks of their own
     steps = [read_step(line) for line in spec.setup]
@@ -168,8 +164,8 @@ def is_certain(spec: JobSpec, facts: Facts) -> bool:
 
 def too_old_text(python: Interpreter, oldest: Mapping[str, tuple[int, int]], name: str) -> str:
     """Say that an interpreter, or its package of this name, is too old; empty if it is not."""
-    text, least = python.packages.get(name, "") if python.is_known else "", oldest.get(name)
-    found = python.version if name == "python" else parse_version(text)
+    text = python.packages.get(name, "") if python.is_known else ""
+    found, least = python.version if name == "python" else parse_version(text), oldest.get(name)
     if not found or not least or found >= least:
         return ""
     what = f"is Python {dotted(found)}" if name == "python" else f"has {name} {text}"
@@ -212,23 +208,23 @@ def check_batch_numbers(args: Sequence[str], text: str, where: str, ranks: int) 
     config: dict[str, Any] = json.loads(text or "{}")
     numbers: dict[str, int] = {key: config[key] for key in _BATCH if type(config.get(key)) is int}
     total = numbers.pop("train_batch_size", None)
-    words = (word for word in args if word.startswith("--") and "parallel" in word)
-    if total is None or any(map(config.get, _MODEL_PARALLEL)) or any(words):
+    divides_model = any(map(config.get, _MODEL_PARALLEL)) or any(
+        word.startswith("--") and "parallel" in word for word in args
+    )
+    if total is None or divides_model:
         return
-    known, is_whole = math.prod([ranks, *numbers.values()]), len(numbers) == len(_BATCH) - 1
-    if total != known and (is_whole or total % known):
+    product, has_all = math.prod([ranks, *numbers.values()]), len(numbers) == len(_BATCH) - 1
+    if total != product and (has_all or total % product):
         parts = [*(f"{value} ({key})" for key, value in numbers.items()), f"{ranks} ranks"]
-        relation = "is not" if is_whole else "is not a multiple of"
-        raise ConfigError(
-            f"train_batch_size {total} {relation} {' x '.join(parts)}",
-            where=where,
-            hint='write "auto", or the number for these nodes and ranks',
-        )
+        relation = "is not" if has_all else "is not a multiple of"
+        message = f"train_batch_size {total} {relation} {' x '.join(parts)}"
+        hint = 'write "auto", or the number for these nodes and ranks'
+        raise ConfigError(message, where=where, hint=hint)
 
 
 # The Trainer's options first; others have names that scripts commonly use, with _ or -.
-_MICRO = ("--per_device_train_batch_size", "--micro_batch_size")
-_MICRO_OF_SCRIPTS = (
+_MICRO = (
+    *("--per_device_train_batch_size", "--micro_batch_size"),
     *("--batch_size", "--batch_size_per_gpu", "--per_gpu_train_batch_size"),
     *("--per_device_batch_size", "--batch_size_per_device", "--device_batch_size"),
     *("--micro_train_batch_size", "--train_batch_size"),
@@ -250,8 +246,11 @@ def number_in(args: Sequence[str], names: Sequence[str]) -> tuple[str, int] | No
     >>> number_in(["--lr", "1", "--batch-size=8"], ("--batch_size",))
     ('--batch-size', 8)
     """
-    found = ((name, values_of(args, name)) for name in _spelled(names))
-    return next(((n, int(v[0])) for n, v in found if len(v) == 1 and v[0].isdecimal()), None)
+    for name in _spelled(names):
+        values = values_of(args, name)
+        if len(values) == 1 and values[0].isdecimal():
+            return name, int(values[0])
+    return None
 
 
 def batch_of(args: Sequence[str]) -> tuple[tuple[str, int], tuple[str, int]] | None:
@@ -260,7 +259,7 @@ def batch_of(args: Sequence[str]) -> tuple[tuple[str, int], tuple[str, int]] | N
     >>> batch_of(["--per_device_train_batch_size", "8"])
     (('--per_device_train_batch_size', 8), ('--gradient_accumulation_steps', 1))
     """
-    micro = number_in(args, (*_MICRO, *_MICRO_OF_SCRIPTS))
+    micro = number_in(args, _MICRO)
     accumulation = number_in(args, _ACCUMULATION)
     is_given = any(values_of(args, name) for name in _spelled(_ACCUMULATION))
     if micro and micro[0] == _MICRO[0] and not is_given:
@@ -269,7 +268,7 @@ def batch_of(args: Sequence[str]) -> tuple[tuple[str, int], tuple[str, int]] | N
 
 
 def with_number(args: Sequence[str], name: str, value: int) -> tuple[str, ...]:
-    """Return the arguments with another number for an option.
+    """Return the arguments with this number for an option, which is added if it is missing.
 
     >>> with_number(["--a", "1", "--b=2"], "--a", 5), with_number(["--b=2"], "--b", 3)
     (('--a', '5', '--b=2'), ('--b=3',))

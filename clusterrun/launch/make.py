@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from clusterrun.config.choices import Device, Launcher, MixedPrecision, Stage, Strategy
-from clusterrun.config.environments import in_place, python_of
+from clusterrun.config.environments import python_of, with_absolute_path
 from clusterrun.config.fields import RESERVED_NAMES, port_range
 from clusterrun.config.hosts import check_distinct
 from clusterrun.config.spec import JobSpec
@@ -36,8 +36,8 @@ from clusterrun.launch.user_files import (
 )
 from clusterrun.launch.world_shape import (
     World,
+    check_divided_samples,
     check_gpu_options,
-    check_parts,
     decide_sizes,
     decide_world,
     template_sizes,
@@ -58,9 +58,9 @@ _OF_WORLD = ("nodes", "procs_per_node", "gpus_per_node", "device", "gpu_ids")
 def make_plan(spec: JobSpec, facts: Facts) -> Plan:
     """Decide all that a job needs. Raises UsageError, or ConfigError for a file of the user."""
     sbatch, srun = as_one_word(SBATCH, spec.sbatch_args), as_one_word(SRUN, spec.srun_args)
-    spec = replace(spec, sbatch_args=sbatch, srun_args=srun)
-    own, asked = read_own_files(spec, facts), spec
-    spec = take_world(spec, own, facts)
+    asked = replace(spec, sbatch_args=sbatch, srun_args=srun)
+    own = read_own_files(asked, facts)
+    spec = take_world(asked, own, facts)
     if facts.cluster.scheduler.has_queue:
         check_gpu_options(spec)
     host_notes = _check_hosts(spec, facts)
@@ -69,7 +69,7 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
     check_strategy(strategy, world, facts.interpreter)
     sizes = decide_sizes(spec, own, strategy, world)
     check_batch_numbers(spec.args, own.deepspeed_text, own.deepspeed_name, sizes.data(world.size))
-    check_parts(spec, sizes, facts)
+    check_divided_samples(spec, sizes, facts)
     precision, cpus = _precision(spec, own, world), cpus_per_task(spec, world)
     lines = directives(spec, name=job_name(spec), world=world, cpus=cpus)
     check_options(SBATCH, sbatch, lines)
@@ -78,6 +78,7 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
     steps = srun_options(nodes=world.nodes, cpus=cpus, outlives_nodes=survives_lost_nodes(spec))
     lines_per_s = LARGE_JOB_LINES_PER_S if world.nodes > LARGE_JOB_NODES else 0
     threads = _threads(spec, facts, world, cpus)
+    in_workdir = partial(posixpath.join, facts.workdir)
     same: dict[str, Any] = {name: getattr(spec, name) for name in _SAME}
     same |= {name: getattr(spec, name) or 0 for name in _OR_ZERO}
     same |= _host_settings(spec, facts, world.nodes)
@@ -94,7 +95,7 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
         workdir=facts.workdir,
         runs_dir=facts.runs_dir,
         python=facts.python,
-        setup=tuple(in_place(x, partial(posixpath.join, facts.workdir)) for x in spec.setup),
+        setup=tuple(with_absolute_path(line, in_workdir) for line in spec.setup),
         directives=lines,
         srun_args=(*steps, *srun),
         env=decide_environment(spec, facts, world, strategy, threads),
@@ -120,77 +121,62 @@ def _entry(spec: JobSpec) -> tuple[str, ...]:
     if spec.script:
         # A script named -m would read as an option of Python.
         return (f"./{spec.script}" if spec.script.startswith("-") else spec.script, *spec.args)
-    raise UsageError(
-        "no training script given",
-        hint="name the script in the command, such as train.py (or script: in clusterrun.yaml)",
-    )
+    hint = "name the script in the command, such as train.py (or script: in clusterrun.yaml)"
+    raise UsageError("no training script given", hint=hint)
 
 
 def job_name(spec: JobSpec) -> str:
     """Return the job's name: the given one, or one made from its script or module."""
-    if spec.name is None:
-        source = spec.module or posixpath.basename(spec.script or "").removesuffix(".py")
-        plain = re.sub(r"[^A-Za-z0-9._+-]+", "_", source)[:100]
-        return f"job-{plain}" if plain in RESERVED_NAMES else plain
-    return spec.name
+    if spec.name is not None:
+        return spec.name
+    source = spec.module or posixpath.basename(spec.script or "").removesuffix(".py")
+    plain = re.sub(r"[^A-Za-z0-9._+-]+", "_", source)[:100]
+    return f"job-{plain}" if plain in RESERVED_NAMES else plain
 
 
 def check_strategy(strategy: Strategy, world: World, python: Interpreter) -> None:
     """Refuse a strategy that this world can't train with. Raises UsageError."""
     if strategy is Strategy.NONE and world.size > 1:
-        raise UsageError(
-            f"strategy none runs one process, but the job has {world.size} ranks",
-            hint="use --strategy ddp (in an accelerate YAML, distributed_type: MULTI_GPU): it "
-            "trains the same model on all of them",
-        )
+        text = f"strategy none runs one process, but the job has {world.size} ranks"
+        same = "it trains the same model on all of them"
+        hint = f"use --strategy ddp (in an accelerate YAML, distributed_type: MULTI_GPU): {same}"
+        raise UsageError(text, hint=hint)
     if strategy.is_deepspeed and world.device is Device.MPS:
-        raise UsageError(
-            f"DeepSpeed ({strategy.value}) does not run on Apple's GPU",
-            hint="use --strategy none, or --device cpu",
-        )
+        text = f"DeepSpeed ({strategy.value}) does not run on Apple's GPU"
+        raise UsageError(text, hint="use --strategy none, or --device cpu")
     if strategy.is_fsdp and world.device is not Device.CUDA:
-        raise UsageError(
-            f"{strategy.value} needs GPUs: on {world.device.value}, accelerate would train "
-            "plain DDP or an unsharded model, without a warning",
-            hint=(
-                "pass --gpus-per-node COUNT",
-                "or use --strategy zero2 (which also shards on a CPU) or ddp; in an accelerate "
-                "YAML, distributed_type: DEEPSPEED or MULTI_GPU",
-            ),
-        )
+        instead = "accelerate would train plain DDP or an unsharded model, without a warning"
+        text = f"{strategy.value} needs GPUs: on {world.device.value}, {instead}"
+        in_yaml = "in an accelerate YAML, distributed_type: DEEPSPEED or MULTI_GPU"
+        other = f"or use --strategy zero2 (which also shards on a CPU) or ddp; {in_yaml}"
+        raise UsageError(text, hint=("pass --gpus-per-node COUNT", other))
     if strategy.is_fsdp and (python.version_of("torch") or (2, 6)) < (2, 6):
-        raise UsageError(
-            f"{strategy.value} is FSDP2, which needs torch 2.6; "
-            f"{python.packages['torch']} is installed",
-            hint="upgrade torch, or use --strategy zero3",
-        )
+        installed = f"{python.packages['torch']} is installed"
+        text = f"{strategy.value} is FSDP2, which needs torch 2.6; {installed}"
+        raise UsageError(text, hint="upgrade torch, or use --strategy zero3")
 
 
 def _precision(spec: JobSpec, own: OwnFiles, world: World) -> Precision:
+    """Decide the precision. Raises UsageError if a DeepSpeed JSON or a CPU can't have it."""
     precision = _wanted_precision(spec, own, world)
     if own.deepspeed_text and precision in ANY_PRECISION - own.allowed:
         says = " or ".join(sorted(allowed.value for allowed in own.allowed))
-        raise UsageError(
-            f"mixed precision is {precision.value}, but {own.deepspeed_name} has {says}",
-            hint='set "enabled": "auto" in this file, or drop the other setting',
-        )
-    fp16 = precision is Precision.FP16 or (
-        precision is Precision.FILE and own.stated is Precision.FP16
-    )
-    if fp16 and world.device is Device.CPU:
+        text = f"mixed precision is {precision.value}, but {own.deepspeed_name} has {says}"
+        raise UsageError(text, hint='set "enabled": "auto" in this file, or drop the other setting')
+    stated = own.stated if precision is Precision.FILE else precision
+    if stated is Precision.FP16 and world.device is Device.CPU:
         raise fp16_without_gpu()
     return precision
 
 
 def fp16_without_gpu() -> UsageError:
     """Return the error about fp16 on a CPU."""
-    return UsageError(
-        "fp16 needs a GPU: on a CPU, accelerate trains in fp32 without a warning",
-        hint="use --mixed-precision bf16 or no",
-    )
+    text = "fp16 needs a GPU: on a CPU, accelerate trains in fp32 without a warning"
+    return UsageError(text, hint="use --mixed-precision bf16 or no")
 
 
 def _wanted_precision(spec: JobSpec, own: OwnFiles, world: World) -> Precision:
+    """Return the precision of the option, else of the user's file, else the device's usual one."""
     if spec.mixed_precision is not MixedPrecision.AUTO:
         return Precision(spec.mixed_precision.value)
     if own.accelerate_text and not own.deepspeed_text:
@@ -201,13 +187,15 @@ def _wanted_precision(spec: JobSpec, own: OwnFiles, world: World) -> Precision:
         return own.stated or Precision.FILE
     if world.device is not Device.CUDA:
         return min(own.allowed, key=[Precision.NO, Precision.BF16, Precision.FP16].index)
-    if {Precision.FP16, Precision.BF16} <= own.allowed and Precision.NO in own.allowed:
+    if own.allowed == ANY_PRECISION:
         return Precision.HEAD
     left = own.allowed - {Precision.NO}
+    # A JSON that enables both fits no precision: `_precision` refuses it.
     return next(iter(left)) if len(left) == 1 else Precision.NO
 
 
 def _threads(spec: JobSpec, facts: Facts, world: World, cpus: int) -> int:
+    """Return OMP_NUM_THREADS; 0 if the node, or Slurm, decides."""
     if spec.threads_per_process:
         return spec.threads_per_process
     if facts.cluster.scheduler.has_hosts:
@@ -224,12 +212,12 @@ def _template(
     if own.accelerate_text:
         return {"accelerate_config": "", "accelerate": {}}
     # One GPU a node is still one world; a world of one is not MULTI_GPU to accelerate.
-    kind = "MULTI_GPU" if world.size > 1 else "NO"
-    kind = "FSDP" if strategy.is_fsdp else "DEEPSPEED" if strategy.is_deepspeed else kind
-    published = precision in (Precision.HEAD, Precision.FILE) or bool(own.deepspeed_text)
+    without_shards = "MULTI_GPU" if world.size > 1 else "NO"
+    types = {"fsdp": "FSDP", "deepspeed": "DEEPSPEED"}
+    is_left_open = precision in (Precision.HEAD, Precision.FILE) or bool(own.deepspeed_text)
     values = {
         "strategy": strategy.value,
-        "distributed_type": kind,
+        "distributed_type": types.get(strategy.engine, without_shards),
         # accelerate turns DeepSpeed with use_cpu into DDP.
         "use_cpu": world.device is Device.CPU and not strategy.is_deepspeed,
         "num_machines": world.nodes,
@@ -237,7 +225,7 @@ def _template(
         "procs_per_node": world.procs_per_node,
         "parallelism": template_sizes(sizes, strategy),
         "is_tensor_parallel": sizes.tensor > 1,
-        "mixed_precision": "" if published else precision.value,
+        "mixed_precision": "" if is_left_open else precision.value,
     }
     stem = "deepspeed-config" if own.deepspeed_text else strategy.value
     return {"accelerate_config": f"{stem}.yaml.j2", "accelerate": values}
@@ -250,8 +238,7 @@ def _notes(spec: JobSpec, own: OwnFiles, facts: Facts, world: World, cpus: int) 
     is_chosen = spec.device is not Device.AUTO or own.use_cpu or scheduler.has_hosts
     if world.device is Device.CPU and not is_chosen:
         lack = "no GPU here" if is_local and not facts.local_gpus else "no GPU requested"
-        processes = f"{world.procs_per_node} CPU process{'es' * (world.procs_per_node > 1)}"
-        notes.append(f"{lack}: {processes} per node over gloo")
+        notes.append(f"{lack}: {count(world.procs_per_node, 'CPU rank')} per node over gloo")
     if world.device is Device.CUDA and world.procs_per_node < world.gpus_per_node:
         idle = world.gpus_per_node - world.procs_per_node
         notes.append(f"{idle} of the {world.gpus_per_node} GPUs of each node stay idle")
@@ -289,19 +276,15 @@ def _check_hosts(spec: JobSpec, facts: Facts) -> tuple[str, ...]:
         place = facts.cluster.scheduler.title
         given = "--hosts" if spec.hosts else "--hostfile" if spec.hostfile else ""
         if given and not spec.cluster.scheduler.is_this_machine:
-            raise UsageError(
-                f"{given} is given, but the job would run on {place}",
-                hint="pass --cluster ssh (or allocation), or drop the hosts",
-            )
+            text = f"{given} is given, but the job would run on {place}"
+            raise UsageError(text, hint="pass --cluster ssh (or allocation), or drop the hosts")
         return (f"{given} has no effect on {place}",) if given else ()
     check_distinct(facts.hosts)
     listed, spares = len(facts.hosts.hosts), spec.spare_nodes
     if spares >= listed or (spec.nodes or 1) + spares > listed:
         wanted = f"{count(spec.nodes or 1, 'node')} and {count(spares, 'spare node')} requested"
-        raise UsageError(
-            f"{wanted}, but {facts.hosts.source} lists {count(listed, 'host')}",
-            hint="list more hosts, or lower --nodes and slurm.spare_nodes",
-        )
+        text = f"{wanted}, but {facts.hosts.source} lists {count(listed, 'host')}"
+        raise UsageError(text, hint="list more hosts, or lower --nodes and slurm.spare_nodes")
     unused = listed - (spec.nodes or listed - spares) - spares
     left = ", ".join(facts.hosts.hosts[listed - unused :])
     return (f"not used: {left} (--nodes {spec.nodes})",) if unused else ()

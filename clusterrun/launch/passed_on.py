@@ -88,15 +88,17 @@ def as_one_word(program: str, args: Iterable[str]) -> tuple[str, ...]:
     >>> as_one_word(SBATCH, ["-p gpu", "--gres gpu:4", "--licenses=a b"])
     ('-pgpu', '--gres=gpu:4', '--licenses=a b')
     """
-    joined, flag = [], f"--{program}-arg"
+    words, flag = [], f"--{program}-arg"
     for arg in args:
         found = re.match(r"(-[A-Za-z]|--[A-Za-z][\w-]*)\s+(?=\S)", arg)
         join = "=" if arg.startswith("--") else ""
-        joined.append(f"{found[1]}{join}{arg[found.end() :]}" if found else arg)
-        if re.search(r"\s(-[A-Za-z]\b|--[a-z])", joined[-1]) and "comment" not in arg:
+        word = f"{found[1]}{join}{arg[found.end() :]}" if found else arg
+        # The text of a comment may look like an option.
+        if re.search(r"\s(-[A-Za-z]\b|--[a-z])", word) and "comment" not in arg:
             hint = f"write each separately: {flag}=--nice=100 {flag}=--tmp=1G"
             raise UsageError(f"{flag}: {arg!r} contains several options", hint=hint)
-    return tuple(joined)
+        words.append(word)
+    return tuple(words)
 
 
 def sets_cpus(arg: str) -> bool:
@@ -120,21 +122,23 @@ def check_options(program: str, args: Iterable[str], lines: Iterable[Directive] 
 
 
 def _problems(program: str, arg: str, ours: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with an option, and what to do; the first excludes the others."""
-    flag = f"--{program}-arg"
+    """Yield what is wrong with an option, and what to do; only the first is reported.
+
+    Slurm accepts the beginning of a long option: --arr for --array.
+    """
     if not re.match(r"--?[A-Za-z]", arg):
         text = f"{arg!r} is not an option of {program}"
-        yield text, f"write it as one word: {flag}=--nice=100"
+        yield text, f"write an option as one word: --{program}-arg=--nice=100"
     if program == SBATCH and re.match(_OF_PYXIS, arg):
         yield f"{arg} would also run the batch script in the container", f"use --srun-arg={arg}"
     name, is_long = _option_name(arg), arg.startswith("--")
-    for owned, hint in sorted(_HINTS[program].items()):  # Slurm takes --arr for --array
+    for owned, hint in sorted(_HINTS[program].items()):
         if owned == name or (is_long and owned.startswith(name)):
             yield f"{arg} does not apply to a clusterrun job", hint
     is_memory = name == "mem" or name.startswith("mem-p")
     for own in ours:
-        is_begun = is_long and name not in _WHOLE and own.startswith(name)
-        if own == name or is_begun or (is_memory and own in _MEMORY):
+        is_beginning = is_long and name not in _WHOLE and own.startswith(name)
+        if own == name or is_beginning or (is_memory and own in _MEMORY):
             yield f"{arg} duplicates clusterrun's own --{own}", "keep one of them"
 
 

@@ -103,15 +103,17 @@ class Parallel:
     def decided(self, strategy: Strategy, *, nodes: int, world: int) -> Parallel:
         """Return all sizes; their product is the world unless they can't multiply to it.
 
+        Nothing is sharded below stage 1. A hybrid has a copy on each node, the others one copy.
+
         >>> Parallel(tensor=2).decided(Strategy.FSDP_HYBRID, nodes=2, world=16)
         Parallel(replicate=2, shard=4, context=1, sequence=1, tensor=2)
         """
         data, replicate, shard = self.data(world), self.replicate, self.shard
-        if not strategy.stage:
-            shard = shard or 1
-        elif not shard:
+        if not shard and not strategy.stage:
+            shard = 1
+        if not shard:
             replicate = replicate or (min(nodes, data) if strategy.is_hybrid else 1)
-        shard = shard or max(1, data // replicate)
+            shard = max(1, data // replicate)
         replicate = replicate or max(1, data // shard)
         return dataclasses.replace(self, replicate=replicate, shard=shard)
 

@@ -43,10 +43,9 @@ def _gpus(spec: JobSpec) -> list[Directive]:
     gpus = spec.gpus_per_node or 0
     if not gpus or spec.gpu_request is GpuRequest.NONE:
         if spec.gpu_type:
-            raise UsageError(
-                "slurm.gpu_type names a GPU type, but no GPUs are requested",
-                hint="pass --gpus-per-node, and not --set slurm.gpu_request=none",
-            )
+            text = "slurm.gpu_type names a GPU type, but no GPUs are requested"
+            hint = "pass --gpus-per-node, and not --set slurm.gpu_request=none"
+            raise UsageError(text, hint=hint)
         return []
     count = f"{spec.gpu_type}:{gpus}" if spec.gpu_type else str(gpus)
     if spec.gpu_request is GpuRequest.GRES:
@@ -73,13 +72,12 @@ def cpus_per_task(spec: JobSpec, world: World) -> int:
 
 
 def _plain(spec: JobSpec) -> list[Directive]:
-    limit, least = spec.time_minutes, spec.time_min_minutes
-    asked: dict[str, str | bool | None] = {
+    asked: dict[str, str | int | None] = {
         "mem": spec.mem,
         "mem-per-gpu": spec.mem_per_gpu if spec.gpus_per_node else None,
         "mem-per-cpu": spec.mem_per_cpu,
-        "time": str(limit) if limit else None,
-        "time-min": str(least) if least else None,
+        "time": spec.time_minutes,
+        "time-min": spec.time_min_minutes,
         **{name: getattr(spec, name.replace("-", "_")) for name in _AS_NAMED},
         "signal": signal_request(spec),
         "exclusive": spec.exclusive,
@@ -92,7 +90,7 @@ def _plain(spec: JobSpec) -> list[Directive]:
         "no-requeue": not spec.requeue,
     }
     return [
-        Directive(name=name, value=None if value is True else value)
+        Directive(name=name, value=None if value is True else str(value))
         for name, value in asked.items()
         if value
     ]
@@ -131,10 +129,8 @@ _SIGNAL = r"(?i)(?:[BR]+:)?(?:(?:SIG)?USR[12]|10|12)(?:@(\d+))?\Z"
 def on_interrupt(spec: JobSpec) -> OnInterrupt:
     """Choose how the run continues. Raises UsageError if Slurm must not requeue."""
     if spec.on_interrupt is OnInterrupt.REQUEUE and not spec.requeue:
-        raise UsageError(
-            "--on-interrupt requeue and --set slurm.requeue=false contradict each other",
-            hint="use --on-interrupt successor: another job continues the run",
-        )
+        text = "--on-interrupt requeue and --set slurm.requeue=false contradict each other"
+        raise UsageError(text, hint="use --on-interrupt successor: another job continues the run")
     if spec.on_interrupt is not None:
         return spec.on_interrupt
     return OnInterrupt.REQUEUE if spec.requeue else OnInterrupt.STOP
@@ -150,7 +146,7 @@ def warning_s(spec: JobSpec) -> int:
         return int(match[1] or _DEFAULT_SIGNAL_S) if match else _DEFAULT_SIGNAL_S
     if not spec.time_minutes:
         return UNKNOWN_LIMIT_WARNING_S
-    return min(MOST_WARNING_S, max(LEAST_WARNING_S, spec.time_minutes * 6))
+    return min(MOST_WARNING_S, max(LEAST_WARNING_S, spec.time_minutes * 60 // 10))
 
 
 def signal_request(spec: JobSpec) -> str:
@@ -160,12 +156,10 @@ def signal_request(spec: JobSpec) -> str:
     that would end the job without a save, as TERM does.
     """
     if spec.signal and not re.match(_SIGNAL, spec.signal):
-        raise UsageError(
-            f"slurm.signal {spec.signal} is neither USR1 nor USR2, which ask the ranks to save",
-            hint="write it as B:USR2@300",
-        )
-    flags, _, rest = (spec.signal or f"B:USR2@{warning_s(spec)}").rpartition(":")
-    return f"{flags if 'B' in flags.upper() else f'B{flags}'}:{rest}"
+        text = f"slurm.signal {spec.signal} is neither USR1 nor USR2, which ask the ranks to save"
+        raise UsageError(text, hint="write it as B:USR2@300")
+    flags, _, signal = (spec.signal or f"B:USR2@{warning_s(spec)}").rpartition(":")
+    return f"{flags}:{signal}" if "B" in flags.upper() else f"B{flags}:{signal}"
 
 
 def survives_lost_nodes(spec: JobSpec) -> bool:

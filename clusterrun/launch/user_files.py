@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -60,28 +60,25 @@ def read_own_files(spec: JobSpec, facts: Facts) -> OwnFiles:
     zero = _deepspeed_mapping(name, text) if name else {}
     strategy = _strategy_of_yaml(spec, config) if config else None
     if zero and config and (strategy is None or not strategy.is_deepspeed):
-        raise UsageError(
-            f"{name} is for DeepSpeed, but {spec.accelerate_config} "
-            f"has distributed_type {config['distributed_type']}",
-            hint="write distributed_type: DEEPSPEED in the YAML, or drop one of the two files",
-        )
+        has = f"{spec.accelerate_config} has distributed_type {config['distributed_type']}"
+        hint = "write distributed_type: DEEPSPEED in the YAML, or drop one of the two files"
+        raise UsageError(f"{name} is for DeepSpeed, but {has}", hint=hint)
     _refuse_both(spec, name, config)
     if zero:
-        strategy = _zero_strategy(zero["zero_optimization"])
+        section = zero["zero_optimization"]
+        parts = (_mapping(section.get(f"offload_{part}")) for part in ("optimizer", "param"))
+        strategy = _zero_strategy(section.get("stage"), [part.get("device") for part in parts])
     asked = spec.strategy
-    # DDP may be the default, not a choice.
-    families = [(each.engine, each.stage) for each in (strategy, asked) if each]
-    if strategy and asked is not Strategy.DDP and len({*families}) > 1:
-        raise UsageError(
-            f"--strategy {asked.value}, but {name or spec.accelerate_config} means "
-            f"{strategy.value}",
-            hint="drop --strategy: your own file decides",
-        )
+    is_other = strategy and (strategy.engine, strategy.stage) != (asked.engine, asked.stage)
+    if strategy and is_other and asked is not Strategy.DDP:  # DDP may be the default, not a choice
+        means = f"{name or spec.accelerate_config} means {strategy.value}"
+        hint = "drop --strategy: your own file decides"
+        raise UsageError(f"--strategy {asked.value}, but {means}", hint=hint)
     return OwnFiles(
         accelerate_text=_unix_text(facts.accelerate_config_text) if config else "",
         deepspeed_text=_unix_text(text) if zero else "",
         deepspeed_name=name,
-        notes=_adopted(spec, facts, name, strategy),
+        notes=_notes_on_script(spec, facts, name, strategy),
         strategy=strategy,
         use_cpu=config.get("use_cpu") is True,
         stated=_stated_precision(config),
@@ -93,11 +90,9 @@ def read_own_files(spec: JobSpec, facts: Facts) -> OwnFiles:
 def _refuse_both(spec: JobSpec, name: str, config: dict[str, Any]) -> None:
     """Refuse settings of the YAML that accelerate takes from the JSON alone. Raises UsageError."""
     if name and (both := sorted(_JSON_SAYS_IT & _mapping(config.get("deepspeed_config")).keys())):
-        raise UsageError(
-            f"{spec.accelerate_config} has {', '.join(both)}: "
-            "accelerate refuses that with a DeepSpeed JSON",
-            hint=f"move it to {name}",
-        )
+        has = f"{spec.accelerate_config} has {', '.join(both)}"
+        text = f"{has}: accelerate refuses that with a DeepSpeed JSON"
+        raise UsageError(text, hint=f"move it to {name}")
 
 
 def _deepspeed_file(spec: JobSpec, facts: Facts) -> tuple[str, str]:
@@ -107,14 +102,15 @@ def _deepspeed_file(spec: JobSpec, facts: Facts) -> tuple[str, str]:
         return named, facts.deepspeed_config_text
     own = named_json(spec.args) or ""
     if named and json.loads(adopted) != _deepspeed_mapping(named, facts.deepspeed_config_text):
-        raise UsageError(
-            f"two DeepSpeed configurations: {named} (launch) and {own} (script's arguments)",
-            hint="drop --deepspeed-config to use the script's own file",
-        )
+        text = f"two DeepSpeed configurations: {named} (launch) and {own} (script's arguments)"
+        raise UsageError(text, hint="drop --deepspeed-config to use the script's own file")
     return named or own, adopted
 
 
-def _adopted(spec: JobSpec, facts: Facts, name: str, strategy: Strategy | None) -> tuple[str, ...]:
+def _notes_on_script(
+    spec: JobSpec, facts: Facts, name: str, strategy: Strategy | None
+) -> tuple[str, ...]:
+    """Say whether the DeepSpeed JSON in the script's arguments decides the strategy."""
     own = named_json(spec.args)
     if spec.deepspeed_config or own is None:
         return ()
@@ -126,8 +122,8 @@ def _adopted(spec: JobSpec, facts: Facts, name: str, strategy: Strategy | None) 
 
 def _unix_text(text: str) -> str:
     # sbatch refuses a script with DOS line endings, and the batch script carries this text.
-    text = text.replace("\r\n", "\n").replace("\r", "\n")
-    return text if text.endswith("\n") else text + "\n"
+    unix = text.replace("\r\n", "\n").replace("\r", "\n")
+    return unix if unix.endswith("\n") else f"{unix}\n"
 
 
 def yaml_error(spec: JobSpec, text: str, hint: str | tuple[str, ...] = ()) -> ConfigError:
@@ -143,11 +139,8 @@ def _accelerate_mapping(spec: JobSpec, facts: Facts) -> dict[str, Any]:
     try:
         config = yaml.load(facts.accelerate_config_text, Loader=BoundedLoader)
     except yaml.YAMLError as error:
-        raise ConfigError(
-            "the accelerate configuration is not YAML",
-            where=spec.accelerate_config,
-            cause=" ".join(str(error).split()),
-        ) from error
+        text, cause = "the accelerate configuration is not YAML", " ".join(str(error).split())
+        raise ConfigError(text, where=spec.accelerate_config, cause=cause) from error
     if not isinstance(config, dict) or "distributed_type" not in config:
         text = "the accelerate configuration has no distributed_type"
         hint = "write a complete file with 'accelerate config', or pass --strategy instead"
@@ -173,25 +166,19 @@ def _strategy_of_yaml(spec: JobSpec, config: dict[str, Any]) -> Strategy:
         raise yaml_error(spec, f"distributed_type {named} cannot be launched", hint)
     if named == "DEEPSPEED":
         zero = _mapping(config.get("deepspeed_config"))
-        offloads = {
-            f"offload_{part}": {"device": zero.get(f"offload_{part}_device")}
-            for part in ("optimizer", "param")
-        }
-        return _zero_strategy({"stage": zero.get("zero_stage"), **offloads})
-    is_fsdp = named == "FSDP"
-    to_host = str((config.get("fsdp_config") or {}).get("fsdp_offload_params")).lower() == "true"
-    return Strategy.simplest(_ENGINES[named], 3 * is_fsdp, offloads=is_fsdp and to_host)
+        devices = [zero.get(f"offload_{part}_device") for part in ("optimizer", "param")]
+        return _zero_strategy(zero.get("zero_stage"), devices)
+    if named == "FSDP":
+        offloads = str(_mapping(config.get("fsdp_config")).get("fsdp_offload_params"))
+        return Strategy.simplest("fsdp", 3, offloads=offloads.lower() == "true")
+    return Strategy.simplest(_ENGINES[named], 0)
 
 
-def _zero_strategy(zero: dict[str, Any]) -> Strategy:
-    """Return the strategy nearest to a `zero_optimization` section; "auto" is stage 2."""
-    stage = zero.get("stage")
-    offloads = any(
-        _mapping(zero.get(part)).get("device") in ("cpu", "nvme")
-        for part in ("offload_optimizer", "offload_param")
-    )
+def _zero_strategy(stage: Any, devices: Sequence[Any]) -> Strategy:
+    """Return the strategy nearest to a stage ("auto" is 2) and the devices that it offloads to."""
     if stage in (0, 1):
         return Strategy.simplest("deepspeed", 1)
+    offloads = any(device in ("cpu", "nvme") for device in devices)
     return Strategy.simplest("deepspeed", 3 if stage == 3 else 2, offloads=offloads)
 
 
@@ -203,17 +190,13 @@ def _deepspeed_mapping(name: str, text: str) -> dict[str, Any]:
     try:
         config = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ConfigError(
-            "the DeepSpeed configuration is not JSON",
-            where=f"{name}:{error.lineno}:{error.colno}",
-            cause=error.msg,
-        ) from error
+        message = "the DeepSpeed configuration is not JSON"
+        where = f"{name}:{error.lineno}:{error.colno}"
+        raise ConfigError(message, where=where, cause=error.msg) from error
     if not isinstance(config, dict) or not isinstance(config.get("zero_optimization"), dict):
-        raise ConfigError(
-            "the DeepSpeed configuration has no zero_optimization section",
-            where=name,
-            hint='add "zero_optimization": {"stage": 0}, which changes nothing in the training',
-        )
+        message = "the DeepSpeed configuration has no zero_optimization section"
+        hint = 'add "zero_optimization": {"stage": 0}, which changes nothing in the training'
+        raise ConfigError(message, where=name, hint=hint)
     return config
 
 
@@ -273,52 +256,55 @@ def take_world(spec: JobSpec, own: OwnFiles, facts: Facts) -> JobSpec:
 
     Raises ConfigError for an impossible count and for a key that accelerate does not know.
     """
+    _refuse_unknown_keys(spec, own, facts)
+    machines, per_machine = _shape(spec, own)
+    taken: dict[str, Any] = {"nodes": spec.nodes or machines}
+    if per_machine and not (spec.nproc_per_node or spec.gpus_per_node):
+        is_one = (spec.nodes or machines or 1) * per_machine == 1
+        if own.accelerate["distributed_type"] == "MULTI_GPU" and is_one:
+            hint = 'write num_processes: 2, or distributed_type: "NO" to train on one'
+            raise yaml_error(spec, "distributed_type MULTI_GPU, but num_processes 1", hint)
+        taken["nproc_per_node"] = per_machine
+    if facts.cluster.scheduler.is_this_machine and not _is_cpu(spec, own):
+        ids = own.accelerate.get("gpu_ids")
+        taken["gpu_ids"] = spec.gpu_ids or (None if ids in (None, "all") else str(ids))
+    elif per_machine and spec.gpus_per_node is None and not _is_cpu(spec, own):
+        taken["gpus_per_node"] = spec.nproc_per_node or per_machine
+    return dataclasses.replace(spec, **taken)
+
+
+def _refuse_unknown_keys(spec: JobSpec, own: OwnFiles, facts: Facts) -> None:
+    """Refuse what accelerate would refuse on the nodes; in its sections it accepts any key."""
     known = facts.accelerate_keys
     unknown = [key for key in map(str, own.accelerate) if known and key not in known]
     if unknown:
         near = {key: nearest(key, known) for key in unknown}
         hints = [f"write {name} for {key}" for key, name in near.items() if name]
-        # accelerate would say so on the nodes, after the queue; in sections it accepts any key.
-        text = f"has no key {' or '.join(map(repr, unknown))}"
-        text = f"accelerate {facts.interpreter.packages.get('accelerate', '')} {text}"
+        version = facts.interpreter.packages.get("accelerate", "")
+        text = f"accelerate {version} has no key {' or '.join(map(repr, unknown))}"
         raise yaml_error(spec, text, "; ".join(hints) or "remove it, or upgrade accelerate")
-    machines, each = _shape(spec, own)
-    taken: dict[str, Any] = {"nodes": spec.nodes or machines}
-    if each and not (spec.nproc_per_node or spec.gpus_per_node):
-        is_one = (spec.nodes or machines or 1) * each == 1
-        if own.accelerate["distributed_type"] == "MULTI_GPU" and is_one:
-            hint = 'write num_processes: 2, or distributed_type: "NO" to train on one'
-            raise yaml_error(spec, "distributed_type MULTI_GPU, but num_processes 1", hint)
-        taken["nproc_per_node"] = each
-    if facts.cluster.scheduler.is_this_machine and not _is_cpu(spec, own):
-        ids = own.accelerate.get("gpu_ids")
-        taken["gpu_ids"] = spec.gpu_ids or (None if ids in (None, "all") else str(ids))
-    elif each and not _is_cpu(spec, own):
-        is_asked = spec.gpus_per_node is not None
-        taken |= {} if is_asked else {"gpus_per_node": spec.nproc_per_node or each}
-    return dataclasses.replace(spec, **taken)
 
 
 def notes_on_file(asked: JobSpec, own: OwnFiles, facts: Facts, world: World) -> Iterator[str]:
-    """Yield notes on replaced settings of the YAML: counts in one, the rest in another.
+    """Yield a note on the YAML's counts if others were requested, and one on its other settings.
 
     `asked` is the spec before `take_world`.
     """
-    machines, each = _shape(asked, own)
+    machines, per_machine = _shape(asked, own)
     others = [count(world.nodes, "node")] if machines not in (None, world.nodes) else []
-    if each not in (None, world.procs_per_node):
+    if per_machine not in (None, world.procs_per_node):
         others.append(f"{count(world.procs_per_node, 'rank')} per node")
     if others:
         there = f"num_machines {machines}"
-        if each is not None:
+        if per_machine is not None:
             total = own.accelerate["num_processes"]
             there = f"num_processes {total} on {count(machines or 1, 'machine')}"
         yield f"requested: {', '.join(others)}; {asked.accelerate_config} has {there}"
-    usual = {**_REPLACED, "main_process_port": asked.main_process_port}
+    harmless = {**_REPLACED, "main_process_port": asked.main_process_port}
     if facts.cluster.scheduler.is_this_machine:
-        del usual["gpu_ids"]
-    values = {key: own.accelerate.get(key) for key in usual}
-    replaced = [f"{key} {x}" for key, x in values.items() if x not in (None, usual[key])]
+        del harmless["gpu_ids"]  # they choose among the GPUs of this machine
+    values = {key: own.accelerate.get(key) for key in harmless}
+    replaced = [f"{key} {x}" for key, x in values.items() if x not in (None, harmless[key])]
     if replaced:
         yield f"clusterrun replaces settings of {asked.accelerate_config}: {', '.join(replaced)}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 from clusterrun.config.choices import Device, GpuRequest, Strategy
-from clusterrun.config.hosts import one_count
+from clusterrun.config.hosts import slots_per_host
 from clusterrun.config.spec import JobSpec
 from clusterrun.errors import UsageError
 from clusterrun.launch.facts import Facts
@@ -38,12 +38,10 @@ def decide_world(spec: JobSpec, facts: Facts, *, cpu_by_file: bool = False) -> W
     """
     scheduler = facts.cluster.scheduler
     if spec.gpu_ids is not None and not scheduler.is_this_machine:
-        raise UsageError(
-            "--gpu-ids chooses among the GPUs of this machine",
-            hint="pass --gpus-per-node: Slurm, or each host, chooses; or pass --cluster local",
-        )
+        hint = "pass --gpus-per-node: Slurm, or each host, chooses; or pass --cluster local"
+        raise UsageError("--gpu-ids chooses among the GPUs of this machine", hint=hint)
     if spec.device is Device.MPS and not (scheduler.is_this_machine and facts.platform == "darwin"):
-        raise UsageError("--device mps is Apple's GPU; there is none", hint="drop --device")
+        raise UsageError("--device mps needs Apple's GPU, which is not here", hint="drop --device")
     if scheduler.has_queue:
         world = _on_slurm(spec, cpu_by_file=cpu_by_file)
     elif scheduler.has_hosts:
@@ -60,11 +58,10 @@ def decide_world(spec: JobSpec, facts: Facts, *, cpu_by_file: bool = False) -> W
 def check_sharing(world: World) -> None:
     """Refuse more ranks than GPUs. Raises UsageError."""
     if world.device is Device.CUDA and 0 < world.gpus_per_node < world.procs_per_node:
-        raise UsageError(
-            f"{world.procs_per_node} ranks of a node cannot share "
-            f"{count(world.gpus_per_node, 'GPU')}",
-            hint="lower --nproc-per-node or raise --gpus-per-node: NCCL needs a GPU for each rank",
-        )
+        gpus = count(world.gpus_per_node, "GPU")
+        text = f"{world.procs_per_node} ranks of a node cannot share {gpus}"
+        hint = "lower --nproc-per-node or raise --gpus-per-node: NCCL needs a GPU for each rank"
+        raise UsageError(text, hint=hint)
 
 
 def _on_slurm(spec: JobSpec, *, cpu_by_file: bool) -> World:
@@ -74,31 +71,26 @@ def _on_slurm(spec: JobSpec, *, cpu_by_file: bool) -> World:
     if device is Device.AUTO:
         device = Device.CUDA if gpus and not cpu_by_file else Device.CPU
     if device is Device.CUDA and not gpus and spec.gpu_request is not GpuRequest.NONE:
-        raise UsageError(
-            "--device cuda, but no GPU is requested",
-            hint="pass --gpus-per-node COUNT (--set slurm.gpu_request=none if the site adds them)",
-        )
+        hint = "pass --gpus-per-node COUNT (--set slurm.gpu_request=none if the site adds them)"
+        raise UsageError("--device cuda, but no GPU is requested", hint=hint)
     return World(nodes=spec.nodes or 1, procs_per_node=procs, gpus_per_node=gpus, device=device)
 
 
 def _on_hosts(spec: JobSpec, facts: Facts, *, cpu_by_file: bool) -> World:
     """Take the GPUs of each host from the options or the hostfile; no host is reached yet."""
-    given = spec.gpus_per_node
     is_auto = spec.device is Device.AUTO
-    is_cpu = spec.device is Device.CPU or (is_auto and (cpu_by_file or given == 0))
-    is_enough = is_cpu and spec.nproc_per_node is not None
-    gpus = one_count(facts.hosts) if given is None and not is_enough else given or 0
+    is_cpu = spec.device is Device.CPU or (is_auto and (cpu_by_file or spec.gpus_per_node == 0))
+    gpus = spec.gpus_per_node or 0
+    if spec.gpus_per_node is None and not (is_cpu and spec.nproc_per_node):
+        gpus = slots_per_host(facts.hosts)  # on CPUs, the number of ranks
     if not gpus and not is_cpu:
-        raise UsageError(
-            f"how many GPUs each host has is not known ({facts.hosts.source} does not state it)",
-            hint="pass --gpus-per-node COUNT, or --device cpu",
-        )
-    return World(
-        nodes=spec.nodes or len(facts.hosts.hosts) - spec.spare_nodes,
-        procs_per_node=spec.nproc_per_node or gpus or 1,
-        gpus_per_node=0 if is_cpu else gpus,
-        device=Device.CPU if is_cpu else Device.CUDA,
-    )
+        text = f"how many GPUs each host has is not known ({facts.hosts.source} does not state it)"
+        raise UsageError(text, hint="pass --gpus-per-node COUNT, or --device cpu")
+    nodes = spec.nodes or len(facts.hosts.hosts) - spec.spare_nodes
+    procs = spec.nproc_per_node or gpus or 1
+    if is_cpu:
+        return World(nodes=nodes, procs_per_node=procs, gpus_per_node=0, device=Device.CPU)
+    return World(nodes=nodes, procs_per_node=procs, gpus_per_node=gpus, device=Device.CUDA)
 
 
 def check_gpu_options(spec: JobSpec) -> None:
@@ -110,38 +102,30 @@ def check_gpu_options(spec: JobSpec) -> None:
     if spec.gpu_request is GpuRequest.NONE and is_counted:
         return
     if asked := next(filter(asks_for_gpus, (*spec.sbatch_args, *spec.srun_args)), ""):
-        raise UsageError(
-            f"{asked} requests GPUs beside clusterrun, which counts a rank for each",
-            hint=(
-                "use --gpus-per-node COUNT instead",
-                "or, for a site that needs this option, pass --gpus-per-node COUNT "
-                "--set slurm.gpu_request=none beside it",
-            ),
-        )
+        text = f"clusterrun starts a rank for each GPU, and does not count the GPUs of {asked}"
+        with_none = "pass --gpus-per-node COUNT --set slurm.gpu_request=none beside it"
+        also = f"or, for a site that needs this option, {with_none}"
+        raise UsageError(text, hint=("use --gpus-per-node COUNT instead", also))
 
 
 def _on_this_machine(spec: JobSpec, facts: Facts, *, cpu_by_file: bool) -> World:
     ids = _usable_gpus(spec, facts)
     device = _local_device(spec, facts, has_gpus=bool(ids), cpu_by_file=cpu_by_file)
-    if device is Device.CUDA:
-        # Assign the GPUs of this machine to its simulated nodes, in the order of `ids`.
-        nodes = spec.nodes or 1
-        each = spec.gpus_per_node or spec.nproc_per_node or max(1, len(ids) // nodes)
-        wanted = nodes * each
-        if wanted > len(ids):
-            raise UsageError(
-                f"{nodes} x {each} GPUs requested, but only {len(ids)} may be used here",
-                hint="request fewer, or pass --device cpu to run the same processes over gloo",
-            )
-        return World(
-            nodes=nodes,
-            procs_per_node=spec.nproc_per_node or each,
-            gpus_per_node=each,
-            device=Device.CUDA,
-            gpu_ids=ids[:wanted],
-        )
-    procs = spec.nproc_per_node or spec.gpus_per_node or 1
-    return World(nodes=spec.nodes or 1, procs_per_node=procs, gpus_per_node=0, device=device)
+    nodes = spec.nodes or 1
+    if device is not Device.CUDA:
+        procs = spec.nproc_per_node or spec.gpus_per_node or 1
+        return World(nodes=nodes, procs_per_node=procs, gpus_per_node=0, device=device)
+    # Assign the GPUs of this machine to its simulated nodes, in the order of `ids`.
+    each = spec.gpus_per_node or spec.nproc_per_node or max(1, len(ids) // nodes)
+    wanted = nodes * each
+    if wanted > len(ids):
+        text = f"{nodes} x {each} GPUs requested, but only {len(ids)} may be used here"
+        hint = "request fewer, or pass --device cpu to run the same processes over gloo"
+        raise UsageError(text, hint=hint)
+    procs = spec.nproc_per_node or each
+    return World(
+        nodes=nodes, procs_per_node=procs, gpus_per_node=each, device=device, gpu_ids=ids[:wanted]
+    )
 
 
 def _usable_gpus(spec: JobSpec, facts: Facts) -> tuple[str, ...]:
@@ -155,10 +139,8 @@ def _usable_gpus(spec: JobSpec, facts: Facts) -> tuple[str, ...]:
     unknown = [gpu for gpu in ids if gpu not in facts.local_gpus]
     if unknown:
         here = ", ".join(facts.local_gpus) or "none"
-        raise UsageError(
-            f"GPU '{', '.join(unknown)}' is not on this machine",
-            hint=f"choose from the GPUs that may be used here: {here}",
-        )
+        text = f"GPU '{', '.join(unknown)}' is not on this machine"
+        raise UsageError(text, hint=f"choose from the GPUs that may be used here: {here}")
     return ids
 
 
@@ -199,39 +181,36 @@ def check_sizes(asked: Parallel, strategy: Strategy, world: World) -> None:
     """Refuse sizes that this strategy or this number of ranks can't have. Raises UsageError."""
     for name, field in SIZE_FIELDS.items():
         size = getattr(asked, name)
-        has = strategy.is_fsdp or (
-            name == "tensor" and strategy is Strategy.DDP and size == world.size
-        )
-        if name == "sequence":  # accelerate's authors have tried Ulysses with stages 2 and 3
-            has = strategy.is_deepspeed and strategy.stage > 1
-        if size > 1 and not has:
-            raise UsageError(
-                f"launch.{field} {size} does not work with --strategy {strategy.value}",
-                hint=_INSTEAD[name],
-            )
+        if size > 1 and not _supports(strategy, name, size, world):
+            text = f"launch.{field} {size} does not work with --strategy {strategy.value}"
+            raise UsageError(text, hint=_INSTEAD[name])
     if world.size % asked.model:
         near = max(n for n in range(1, min(asked.model, world.size + 1)) if world.size % n == 0)
-        raise UsageError(
-            f"{_named(asked, 'context', 'sequence', 'tensor')} does not divide "
-            f"{count(world.size, 'rank')}",
-            hint=f"choose sizes with product {near}, or run on a multiple of {asked.model} ranks",
-        )
+        named = _named(asked, "context", "sequence", "tensor")
+        hint = f"choose sizes with product {near}, or run on a multiple of {asked.model} ranks"
+        raise UsageError(f"{named} does not divide {count(world.size, 'rank')}", hint=hint)
     sizes = asked.decided(strategy, nodes=world.nodes, world=world.size)
     _check_product(asked, sizes, world)
     if strategy.is_fsdp:
         _check_shards(sizes, strategy, world)
 
 
+def _supports(strategy: Strategy, name: str, size: int, world: World) -> bool:
+    if name == "sequence":  # accelerate's authors have tried Ulysses with stages 2 and 3
+        return strategy.is_deepspeed and strategy.stage > 1
+    is_plain_tensor = strategy is Strategy.DDP and name == "tensor" and size == world.size
+    return strategy.is_fsdp or is_plain_tensor
+
+
 def _check_product(asked: Parallel, sizes: Parallel, world: World) -> None:
+    """Refuse sizes whose product is not the number of ranks. Raises UsageError."""
     if sizes.replicate * sizes.shard * sizes.model == world.size:
         return
     data = asked.data(world.size)
     named = _named(asked, "replicate", "shard") or f"a copy on each of {world.nodes} nodes"
     each = f" ({world.size} / {asked.model})" if asked.model > 1 else ""
-    raise UsageError(
-        f"{named} does not divide {count(data, 'data-parallel rank')}{each}",
-        hint="set only launch.data_parallel_shard, to a divisor of that number",
-    )
+    text = f"{named} does not divide {count(data, 'data-parallel rank')}{each}"
+    raise UsageError(text, hint="set only launch.data_parallel_shard, to a divisor of that number")
 
 
 def _check_shards(sizes: Parallel, strategy: Strategy, world: World) -> None:
@@ -240,29 +219,24 @@ def _check_shards(sizes: Parallel, strategy: Strategy, world: World) -> None:
         return
     is_hybrid = strategy.is_hybrid and sizes.model == 1
     what = "shards within a node, and each node has one rank"
-    raise UsageError(
-        f"{strategy.value} {what if is_hybrid else 'has nothing left to shard over'}",
-        hint="use --strategy ddp, or set launch.data_parallel_shard and make other sizes smaller",
-    )
+    text = f"{strategy.value} {what if is_hybrid else 'has nothing left to shard over'}"
+    hint = "use --strategy ddp, or set launch.data_parallel_shard and make other sizes smaller"
+    raise UsageError(text, hint=hint)
 
 
-def check_parts(spec: JobSpec, sizes: Parallel, facts: Facts) -> None:
+def check_divided_samples(spec: JobSpec, sizes: Parallel, facts: Facts) -> None:
     """Refuse what would train as if samples were not divided, without an error. Raises UsageError.
 
     Context parallel replaces sdpa alone, and accelerate before 1.12 ignores Ulysses.
     """
     named = values_of(spec.args, "--attn_implementation")
     if sizes.context > 1 and set(named) - {"sdpa"}:
-        raise UsageError(
-            f"launch.context_parallel can't split {named[0]}, which the script's arguments request",
-            hint="use --attn_implementation sdpa",
-        )
+        text = f"launch.context_parallel can't split attention {named[0]}, which the script uses"
+        raise UsageError(text, hint="use --attn_implementation sdpa")
     if sizes.sequence > 1 and (facts.interpreter.version_of("accelerate") or (1, 12)) < (1, 12):
-        raise UsageError(
-            "launch.sequence_parallel needs accelerate 1.12; "
-            f"{facts.interpreter.packages['accelerate']} is installed",
-            hint="upgrade accelerate",
-        )
+        installed = f"{facts.interpreter.packages['accelerate']} is installed"
+        text = f"launch.sequence_parallel needs accelerate 1.12; {installed}"
+        raise UsageError(text, hint="upgrade accelerate")
 
 
 def template_sizes(sizes: Parallel, strategy: Strategy) -> dict[str, int]:
@@ -277,10 +251,9 @@ def template_sizes(sizes: Parallel, strategy: Strategy) -> dict[str, int]:
 def _sizes_of_yaml(spec: JobSpec, own: OwnFiles) -> Parallel:
     for name, key in SIZES.items():
         if getattr(spec, SIZE_FIELDS[name]):
-            raise UsageError(
-                f"launch.{SIZE_FIELDS[name]} cannot be combined with {spec.accelerate_config}",
-                hint=f"write it into that file, under parallelism_config, as {_key(key)}",
-            )
+            text = f"launch.{SIZE_FIELDS[name]} cannot be combined with {spec.accelerate_config}"
+            hint = f"write it into that file, under parallelism_config, as {_key(key)}"
+            raise UsageError(text, hint=hint)
     given = own.accelerate.get("parallelism_config") or {}
     return Parallel(**{name: _size(spec, given, _key(key)) for name, key in SIZES.items()})
 
@@ -297,6 +270,6 @@ def _key(name: str) -> str:
 
 
 def _named(sizes: Parallel, *names: str) -> str:
-    """Return the options of sizes that were asked for, as a product."""
+    """Write the sizes above 1 as a product of options."""
     found = ((f"launch.{SIZE_FIELDS[name]}", getattr(sizes, name)) for name in names)
     return " x ".join(f"{option} {size}" for option, size in found if size > 1)

@@ -18,8 +18,8 @@ from clusterrun.launch.accelerate_argv import (
     RUN_DIR,
     entry_words,
     launch_options,
-    shown,
     shown_command,
+    with_placeholders,
 )
 from clusterrun.launch.plan import Directive, Plan, Precision
 from clusterrun.rundir.paths import directory_name
@@ -175,6 +175,7 @@ def render_bundle(plan: Plan, *, resolved_yaml: str, template_dirs: Sequence[Pat
 
 
 def _delimiter(text: str) -> str:
+    """Return an end for bash's here-document that is no line of the text."""
     lines = set(text.split("\n"))
     delimiter = "END_OF_FILE"
     while delimiter in lines:
@@ -244,11 +245,11 @@ def by_hand(plan: Plan, bundle: Bundle) -> Iterator[str]:
     if plan.pass_env:
         yield f"# On each host, set {', '.join(plan.pass_env)} first, e.g. in ~/.bashrc."
     for rank, host in enumerate(plan.hosts[: plan.nodes]):
-        line = shlex.quote(" && ".join(_steps(plan, bundle, rank)))
+        line = shlex.quote(" && ".join(_commands(plan, bundle, rank)))
         yield f"ssh {shlex.join(parse_host(host).options)} {line}"
 
 
-def _steps(plan: Plan, bundle: Bundle, rank: int) -> Iterator[str]:
+def _commands(plan: Plan, bundle: Bundle, rank: int) -> Iterator[str]:
     yield f"cd {_word(plan.workdir)}"
     yield from (_activation(read_step(line)) for line in plan.setup)
     names = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME") if plan.network_interface else ()
@@ -269,7 +270,7 @@ def _steps(plan: Plan, bundle: Bundle, rank: int) -> Iterator[str]:
 
 
 def _options(plan: Plan, rank: int) -> tuple[str, ...]:
-    where = shown(plan, rank)._replace(
+    where = with_placeholders(plan, rank)._replace(
         address=parse_host(plan.hosts[0]).host,
         port=plan.main_process_port or plan.port_range[0],
         precision="bf16" if plan.precision is Precision.HEAD else plan.precision.value,

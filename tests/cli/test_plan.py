@@ -173,7 +173,7 @@ REFUSED = (
     ("--model config.json", "cannot read", "Expecting property name"),
     ("--model gpt2 --epochs 1e308", "1e+308 epochs are more than the maximum", "-"),
     ("--model gpt2 --gpu-mem 24", "--gpu-mem is only 24 bytes", "24GiB"),
-    ("--model gpt2 --deepspeed-config x", "plan cannot read your own configuration file", "-"),
+    ("--model gpt2 --deepspeed-config x", "plan cannot read your own accelerate", "-"),
     ("--model gpt2 --strategy none -N 2", "strategy none runs one", "ddp"),
     ("--model gpt2 --device cpu --strategy fsdp", "fsdp needs GPUs", "zero2"),
     ("--model gpt2 --device cpu --mixed-precision fp16", "fp16 needs a GPU", "bf16"),
@@ -551,7 +551,7 @@ def project(here: CommandLine) -> Path:
 
 def test_submit_says_what_plan_says_no_to(here: CommandLine, project: Path) -> None:
     no = "note: no estimate was made: "
-    own = "plan cannot read your own configuration file"
+    own = "plan cannot read your own accelerate or DeepSpeed file"
     for words, note in {
         "": r"note: memory of a GPU: [0-9.]+ GiB estimated, 79.6 available; run clusterrun plan",
         "--set training.model=gone": f"{no}'gone' is not a known model.*",

@@ -58,7 +58,7 @@ def test_json_is_one_object_and_nothing_else(
     said = here("submit", "--json", "-N2", "--nproc-per-node", "3", "train.py")
     answer = json.loads(said.out)
     root = run_dir(here)
-    note = "no GPU requested: 3 CPU processes per node over gloo"
+    note = "no GPU requested: 3 CPU ranks per node over gloo"
     places = {"run_dir": str(root), "script": str(root / "job.sbatch")}
     counts = {"world_size": 6, "nodes": 2, "procs_per_node": 3, "gpus_per_node": 0}
     expected = {"job_id": "4711", "backend": "slurm", "run_id": root.name, **places, **counts}

@@ -98,7 +98,7 @@ def test_who_a_rank_is_cannot_be_set() -> None:
     )
     for name in names.split():
         for asked in ({"env": {name: "0"}}, {"network_env": {name: "0"}}, {"pass_env": (name,)}):
-            with pytest.raises(UsageError, match="is set on the node") as refused:
+            with pytest.raises(UsageError, match="clusterrun sets") as refused:
                 on_slurm(**asked)
             assert refused.value.hints
 

@@ -194,7 +194,7 @@ def test_without_a_gpu_the_same_ranks_run_on_the_cpu_and_that_is_said() -> None:
         ("here", here(nodes=2, gpus_per_node=4)),
     ):
         assert (plan.world_size, plan.device) == (8, Device.CPU)
-        assert plan.notes == (f"no GPU {where}: 4 CPU processes per node over gloo",)
+        assert plan.notes == (f"no GPU {where}: 4 CPU ranks per node over gloo",)
     plan = here(TWO_GPUS, gpus_per_node=0, nproc_per_node=2)
     assert (plan.device, plan.world_size) == (Device.CPU, 2)
 
@@ -226,7 +226,7 @@ IMPOSSIBLE: list[tuple[Facts | None, dict[str, Any], str]] = [
     (TWO_GPUS, {"gpu_ids": "0", "device": Device.CPU}, "--device cpu uses none"),
     (TWO_GPUS, {"gpus_per_node": 1, "nproc_per_node": 2}, "2 ranks of a node cannot share 1 GPU"),
     (local_facts(), {"device": Device.CUDA}, "1 x 1 GPUs requested, but only 0 may"),
-    (local_facts(), {"device": Device.MPS}, "Apple's GPU; there is none"),
+    (local_facts(), {"device": Device.MPS}, "Apple's GPU, which is not here"),
     (ON_A_MAC, {"device": Device.MPS, "nodes": 2}, "2 ranks cannot"),
     # On Slurm
     (None, {"gpus_per_node": 4, "nproc_per_node": 8}, "8 ranks of a node cannot share 4 GPUs"),
@@ -255,13 +255,13 @@ def test_gpus_are_asked_for_once_and_counted() -> None:
         option = arg.replace(";", ",")
         asked: list[dict[str, Any]] = [{}, {"gpus_per_node": 4}, {"gpu_request": GpuRequest.NONE}]
         for each in asked:
-            with pytest.raises(UsageError, match="requests GPUs beside clusterrun") as refused:
+            with pytest.raises(UsageError, match="does not count the GPUs of") as refused:
                 on_slurm(nodes=2, sbatch_args=(option,), **each)
             assert "--gpus-per-node COUNT" in refused.value.hints[0]
         plan = on_slurm(nodes=2, sbatch_args=(option,), **taken)
         assert (plan.device, plan.procs_per_node) == (Device.CUDA, 2)
         assert " " not in plan.sbatch_args[0]
-    with pytest.raises(UsageError, match="requests GPUs beside clusterrun"):
+    with pytest.raises(UsageError, match="does not count the GPUs of"):
         on_slurm(gpus_per_node=4, srun_args=("--gres=gpu:4",))
     with pytest.raises(UsageError, match="contains several options"):
         on_slurm(sbatch_args=("-p gpu -A nlp",))
