@@ -66,39 +66,38 @@ class Trace:
         index = number - self.first
         return self.calls[index] if 0 <= index < len(self.calls) else None
 
+    @property
+    def last_text(self) -> str:
+        """Return the newest call in words."""
+        return _text(self.call(self.last), self.last)
+
     def add(self, number: int, call: Call) -> None:
-        """Add a call; numbers do not decrease."""
+        """Add a call; numbers do not decrease, and may skip calls that are not recorded."""
         if not self.calls:
             self.first = number
-        missing = number - self.last
-        if missing <= 0:  # the parts of a coalesced call have one number
-            return
-        self.calls += [None] * (missing - 1) + [call]
+        later = number - self.last
+        if later > 0:  # the parts of a coalesced call have one number
+            self.calls += [None] * (later - 1) + [call]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stuck:
-    """Where a group is stuck: collective `number`, which the ranks `waiting` entered.
-
-    `odd` are the ranks to blame: those that did not enter it, or called something else. `others`
-    maps these to what they called, last or instead. `since` is when the last rank began to wait.
-    """
+    """Where a group of ranks is stuck: in its collective `number`."""
 
     kind: StuckKind
     group: str
     number: int
     call: Call
-    waiting: tuple[int, ...]
-    odd: tuple[int, ...] = ()
-    others: Mapping[int, str] = field(default_factory=dict)
-    since: float = 0.0
+    waiting: tuple[int, ...]  # ranks that entered it
+    odd: tuple[int, ...] = ()  # ranks to blame: did not enter it, or called something else
+    others: Mapping[int, str] = field(default_factory=dict)  # what `odd` called, last or instead
+    since: float = 0.0  # when the last rank began to wait
 
 
 class Recordings:
     """The dumps of all ranks, in a small form.
 
-    `waiting` are ranks that wait in some collective, by their stacks: a missing dump of theirs
-    does not blame them.
+    By their stacks, ranks are `waiting` in a collective: a missing dump of theirs blames nobody.
     """
 
     def __init__(self, world: int = 0, waiting: Iterable[int] = ()) -> None:
@@ -113,16 +112,16 @@ class Recordings:
         """Add a rank's dump; return False if it cannot be read."""
         try:
             dump = _Plain(io.BytesIO(data)).load()
-            config = {
-                key: tuple(map(int, re.findall(r"\d+", str(value.get("ranks", "")))))
-                for key, value in dump.get("pg_config", {}).items()
+            members_of = {
+                name: tuple(map(int, re.findall(r"\d+", str(group.get("ranks", "")))))
+                for name, group in dump.get("pg_config", {}).items()
             }
-            traces: dict[tuple[str, str], Trace] = {}
+            traces: dict[tuple[str, str], Trace] = {}  # by name: all members are a slow key
             for entry in dump.get("entries", ()):
                 if not entry.get("is_p2p"):
                     group = entry["process_group"]
                     if group not in traces:
-                        key = group[0], config.get(group[0], ()), group[1]
+                        key = group[0], members_of.get(group[0], ()), group[1]
                         ranks = self._groups.setdefault(key, {})
                         traces[group] = ranks.setdefault(rank, Trace())
                     number = int(entry["collective_seq_id"])
@@ -163,43 +162,46 @@ class Recordings:
 
         def order(stuck: Stuck) -> tuple[bool, bool, int, float]:
             """Sort victims last: ranks that are missing here, but wait in another group."""
-            is_clear = stuck.kind is StuckKind.MISMATCH
-            return not is_clear, not stuck.odd, len(waiting.intersection(stuck.odd)), stuck.since
+            is_unclear = stuck.kind is not StuckKind.MISMATCH
+            victims = waiting.intersection(stuck.odd)
+            return is_unclear, not stuck.odd, len(victims), stuck.since
 
         return min(found, key=order, default=None)
 
     def _stuck(
         self, group: str, members: Iterable[int], ranks: Mapping[int, Trace]
     ) -> Stuck | None:
+        """Return where a group is stuck; None if all finished, or no rank is known to wait."""
         if not members:
             members = range(self._world) if group == DEFAULT_GROUP else ranks
         lasts = [trace.last for trace in ranks.values()]
         newest, oldest = max(lasts), min(lasts)
         if mismatch := self._mismatch(group, ranks, oldest):
             return mismatch
-        absent = {*members} - ranks.keys() - (self._excused - self.ranks)
-        number = min(newest, oldest + 1)
-        odd = tuple(sorted({*absent, *(r for r, t in ranks.items() if t.last < number)}))
-        calls = {r: call for r, trace in ranks.items() if (call := trace.call(number))}
-        inside = tuple(sorted(calls.keys() - set(odd)))
-        is_done = newest == oldest and all(trace.done >= newest for trace in ranks.values())
-        if is_done or not inside:
+        if newest == oldest and all(trace.done >= newest for trace in ranks.values()):
             return None
-        last = {rank: ranks[rank] for rank in odd if rank in ranks}
-        entered = [ranks[rank].entered_at for rank in inside if ranks[rank].last == number]
+        number = min(newest, oldest + 1)
+        behind = {rank for rank, trace in ranks.items() if trace.last < number}
+        unknown = {*members} - ranks.keys() - (self._excused - self.ranks)
+        odd = tuple(sorted(behind | unknown))
+        calls = {r: call for r, trace in ranks.items() if (call := trace.call(number))}
+        waiting = tuple(sorted(calls.keys() - set(odd)))
+        if not waiting:
+            return None
+        entered = [ranks[rank].entered_at for rank in waiting if ranks[rank].last == number]
         return Stuck(
             kind=StuckKind.MISSING if odd else StuckKind.UNFINISHED,
             group=group,
             number=number,
-            call=Counter(calls[rank] for rank in inside).most_common(1)[0][0],
-            waiting=inside,
+            call=Counter(calls[rank] for rank in waiting).most_common(1)[0][0],
+            waiting=waiting,
             odd=odd,
-            others={rank: _text(each.call(each.last), each.last) for rank, each in last.items()},
+            others={rank: ranks[rank].last_text for rank in odd if rank in ranks},
             since=max(entered, default=0.0),
         )
 
     def _mismatch(self, group: str, ranks: Mapping[int, Trace], oldest: int) -> Stuck | None:
-        """Find the first collective that the ranks called differently."""
+        """Find the first collective that the ranks called differently, of those that all have."""
         done = min(trace.done for trace in ranks.values())
         start = max(*(t.first for t in ranks.values()), oldest - _COMPARED, done - _PASSED, 0)
         for number in range(start, oldest + 1):
@@ -210,13 +212,13 @@ class Recordings:
             first = calls[min(calls)].signature  # of two halves, rank 0's is right
             usual = max(counts, key=lambda each: (counts[each], each == first))
             odd = tuple(sorted(r for r, call in calls.items() if call.signature != usual))
-            inside = tuple(sorted(calls.keys() - set(odd)))
+            waiting = tuple(sorted(calls.keys() - set(odd)))
             return Stuck(
                 kind=StuckKind.MISMATCH,
                 group=group,
                 number=number,
-                call=calls[inside[0]],
-                waiting=inside,
+                call=calls[waiting[0]],
+                waiting=waiting,
                 odd=odd,
                 others={rank: _text(calls[rank], number) for rank in odd},
             )
@@ -232,13 +234,7 @@ def _text(call: Call | None, number: int) -> str:
 
 
 def wording(stuck: Stuck) -> str:
-    """Describe what the ranks wait for.
-
-    >>> call = Call(op="all_reduce", shape="[[7]] Float", where="train.py:88 in step")
-    >>> kind, group = StuckKind.MISSING, DEFAULT_GROUP
-    >>> wording(Stuck(kind=kind, group=group, number=812, call=call, waiting=(0, 1)))
-    '2 ranks wait in all_reduce #812 [[7]] Float at train.py:88 in step'
-    """
+    """Describe what the ranks wait for, as in `2 ranks wait in all_reduce #812 [[7]] Float`."""
     ranks = count(len(stuck.waiting), "rank") + (" wait" if len(stuck.waiting) > 1 else " waits")
     group = "" if stuck.group == DEFAULT_GROUP else f" of the group '{stuck.group}'"
     return f"{ranks} in {_text(stuck.call, stuck.number)}{group}"
@@ -272,7 +268,7 @@ _MOST: Final = 50_000  # reports that are kept
 T = TypeVar("T")  # where a line was found
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _Report(Generic[T]):
     """The newest collective that a rank entered, and the one in which it timed out."""
 
@@ -297,44 +293,40 @@ class Works(Generic[T]):
             self._calls.setdefault(rank, {})[call["seq"]] = _signature(call), found
         elif status := _STATUS.search(text):
             self.left -= 1
-            reports = self._groups.setdefault(status["group"], {})
+            reports, reporter = self._groups.setdefault(status["group"], {}), int(status["rank"])
             called, _ = self._calls.get(rank, {}).get(status["stuck"], ("", found))
-            stuck = int(status["stuck"]) if status["stuck"] else None
-            if stuck is not None or int(status["rank"]) not in reports:
-                reports[int(status["rank"])] = _Report(
-                    entered=int(status["entered"]),
-                    stuck=stuck,
-                    call=called,
-                    found=found,
-                )
+            stuck, entered = status["stuck"], int(status["entered"])
+            if stuck or reporter not in reports:
+                reports[reporter] = _Report(entered, int(stuck) if stuck else None, called, found)
 
     def conclusions(self) -> Iterator[tuple[str, T]]:
-        """Yield what the reports show, with the place of the rank that differs."""
+        """Yield causes that the reports show, with the place of a rank that differs."""
         for reports in self._groups.values():
             yield from _of_group(list(reports.values()))
         if len(self._groups) > 1 or any(len(calls) > 1 for calls in self._calls.values()):
             return
-        # What the ranks waited in, also those whose group was not printed.
-        seen = [(seq, *call) for calls in self._calls.values() for seq, call in calls.items()]
-        if len({seq for seq, _, _ in seen}) == 1:
-            yield from _mismatch([(signature, found) for _, signature, found in seen])
+        # Each rank timed out once, perhaps in the same collective: its group need not be known.
+        timed_out = [each for calls in self._calls.values() for each in calls.items()]
+        if len({number for number, _ in timed_out}) == 1:
+            yield from _mismatch([call for _, call in timed_out])
 
 
 def _of_group(reports: list[_Report[T]]) -> Iterator[tuple[str, T]]:
+    """Yield what the reports of a process group show: ranks behind the others, or another call."""
     waiting = [each for each in reports if each.stuck is not None]
     if not waiting or any(_PAIRWISE.match(each.call) for each in waiting):
         return
-    seq = max(each.stuck or 0 for each in waiting)
-    behind = [each for each in reports if each.entered < seq]
-    if behind and len(behind) < len(reports) - len(behind) + 1:
+    newest = max(each.stuck or 0 for each in waiting)
+    behind = [each for each in reports if each.entered < newest]
+    if behind and 2 * len(behind) <= len(reports):
         is_waiting = any(each.stuck is not None for each in behind)
         yield MISMATCH if is_waiting else MISSING, behind[0].found
-    elif all(each.stuck == seq for each in waiting):
+    elif all(each.stuck == newest for each in waiting):
         yield from _mismatch([(each.call, each.found) for each in waiting if each.call])
 
 
 def _mismatch(calls: list[tuple[str, T]]) -> Iterator[tuple[str, T]]:
-    """Find the rarest call, if they differ."""
+    """Yield the rarest of the calls of a collective, if they differ."""
     names = [signature for signature, _ in calls]
     if len(set(names)) > 1:
         yield MISMATCH, min(calls, key=lambda call: names.count(call[0]))[1]

@@ -89,16 +89,12 @@ class Memory:
 
 @dataclass(frozen=True, kw_only=True)
 class Note:
-    """What a source on the node reports of a rank, or of none.
-
-    `memory` is what the cgroup counted, `held_gpu` a GPU (by the ranks' number) whose memory was in
-    use before the ranks started.
-    """
+    """What a source on the node reports of a rank, or of none."""
 
     source: NoteSource
     text: str
     rank: int | None = None
-    held_gpu: int | None = None
+    held_gpu: int | None = None  # by the ranks' number: its memory was in use before they started
     memory: Memory | None = None
 
     def __str__(self) -> str:

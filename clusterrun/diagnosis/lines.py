@@ -44,25 +44,24 @@ _NODE_WORDS: Final = ("srun: ", "slurmstepd", "ode failure on", "host ", " kerne
 
 
 class PrintedLine(NamedTuple):
-    """A line of a log.
+    """A line of a log."""
 
-    `number` is its place in `file`; `source` tells processes apart, as far as the log does. `at`
-    is in epoch seconds.
-    """
-
-    number: int
+    number: int  # its place in the file
     text: str
-    source: str = ""
+    source: str = ""  # tells processes apart, as far as the log does
     file: str = ""
     rank: int | None = None
     node: str = ""
-    at: float | None = None
+    at: float | None = None  # epoch seconds
 
 
 def read_line(
     raw: str, *, number: int, file: str, rank: int | None = None, node: str = ""
 ) -> PrintedLine:
-    """Take the prefixes off a line. `rank` and `node` are those of its file, if it has them."""
+    """Take the prefixes off a line; `rank` and `node` are those of its file, if it has them.
+
+    A prefix replaces these. What the text says of a rank or a node counts if both are silent.
+    """
     text = raw.rstrip("\r\n").rpartition("\r")[2][:MOST_LETTERS]
     text = text if text.isprintable() else _CONTROL.sub("", text)
     at, source = None, ""
@@ -75,8 +74,8 @@ def read_line(
         if groups.get("time"):
             at = at or _epoch(groups["time"])
         else:
-            number_text = groups["rank"] or groups["mpi"] or groups["srun"]
-            rank = int(number_text) if number_text else rank
+            own_rank = groups["rank"] or groups["mpi"] or groups["srun"]
+            rank = int(own_rank) if own_rank else rank
             source += found[0].rstrip(": ")
             node = groups["host"] or node
         text = text[found.end() :]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -52,22 +53,17 @@ _LOGGED: Final = re.compile(r"(?i)\bwarn(?:ing)?\b|\bretry(?:ing)?\b")
 
 @dataclass(frozen=True, kw_only=True)
 class FoundSign:
-    """A sign that was found, as number `order` of all lines.
-
-    `steps` is how far the training of its file was; `frames` are of its traceback. A hint
-    `of_start` is of a start that the first step shows to have succeeded. `of_victim`: its rank only
-    noticed it.
-    """
+    """A sign that was found."""
 
     cause: KnownCause
     role: Role
     line: PrintedLine
-    order: int
-    steps: int = 0
+    order: int  # the number of the line among all
+    steps: int = 0  # how far the training of its file was
     is_after_end: bool = False
-    of_start: bool = False
-    frames: tuple[str, ...] = ()
-    of_victim: bool = False
+    of_start: bool = False  # a hint at a failed start, which the first step refutes
+    frames: tuple[str, ...] = ()  # of its traceback
+    of_victim: bool = False  # its rank only noticed it
 
 
 @dataclass(kw_only=True, slots=True)
@@ -77,18 +73,23 @@ class _Process:
     recent: list[str] = field(default_factory=list)  # the newest line included
     frames: list[str] = field(default_factory=list)
     in_traceback: bool = False
-    is_ignored: bool = False
-    was_ignored: bool = False
-    others: int = 0  # lines since then that belong to no traceback
+    is_ignored: bool = False  # this traceback, or what is printed, stopped nothing
+    was_ignored: bool = False  # the last traceback
+    others: int = 0  # lines since its last frame, or since it is ignored, that are no traceback's
     is_chained: bool = False  # the next traceback belongs to the last one
     is_original: bool = False  # this traceback: of another process, raised again by this one
     is_explained: bool = False  # a sign names a cause of this chain
     uncaught: int = 0  # the order of the last exception of this chain that no sign names
 
+    @property
+    def line_before(self) -> str:
+        """Return the line before the newest; "" if there is none."""
+        return self.recent[-2] if len(self.recent) > 1 else ""
+
 
 @dataclass(kw_only=True)
 class _Waiting:
-    """A sign whose surroundings are not complete."""
+    """A sign of which `left` lines after it are still to come; `otherwise` is kept if it fails."""
 
     finding: FoundSign
     sign: Sign
@@ -96,38 +97,31 @@ class _Waiting:
     otherwise: FoundSign | None = None
 
 
-@dataclass(kw_only=True)
 class Scanner:
     """Collects the findings of one run's logs."""
 
-    table: Table
-    lines: int = 0
-    ranks: set[int] = field(default_factory=set)  # those of the run, or that printed a line
-    trainings: dict[str, TrainingLog] = field(  # by file
-        default_factory=lambda: defaultdict(TrainingLog)
-    )
-    counts: Counter[str] = field(default_factory=Counter)  # lines with a sign of each cause
-    seen_on: dict[tuple[str, Role], set[int]] = field(default_factory=dict)
-    _found: dict[tuple[str, Role], list[FoundSign]] = field(default_factory=dict)
-    _more: dict[tuple[str, Role], dict[str, set[tuple[int | None, str]]]] = field(
-        default_factory=dict
-    )
-    _counted: dict[str, int] = field(default_factory=dict)  # the newest line of each cause
-    _processes: dict[str, _Process] = field(default_factory=dict)
-    _ignored: set[int] = field(default_factory=set)  # exceptions that stopped nothing
-    _waiting: dict[str, list[_Waiting]] = field(default_factory=dict)
-    _forms: dict[str, tuple[tuple[KnownCause, Sign], ...]] = field(default_factory=dict)
-    _signs: list[tuple[KnownCause, Sign]] = field(default_factory=list)
-    _literals: dict[str, list[tuple[str, int]]] = field(default_factory=dict)  # by beginning
-    _works: Works[FoundSign] = field(default_factory=Works)
-    _left: set[str] = field(default_factory=set)  # what any process printed as it left
-
-    def __post_init__(self) -> None:
-        self._signs = [(cause, sign) for cause in self.table.values() for sign in cause.signs]
-        for at, (_, sign) in enumerate(self._signs):
+    def __init__(self, *, table: Table, ranks: Iterable[int] = ()) -> None:
+        self.table, self.lines = table, 0
+        self.ranks = set(ranks)  # those of the run, or that printed a line
+        self.trainings: dict[str, TrainingLog] = defaultdict(TrainingLog)  # by file
+        self.counts: Counter[str] = Counter()  # lines with a sign of each cause
+        self.seen_on: dict[tuple[str, Role], set[int]] = {}
+        self._found: dict[tuple[str, Role], list[FoundSign]] = {}
+        # Ranks and nodes of findings that are not kept, by what findings have in common.
+        self._more: dict[tuple[str, Role], dict[str, set[tuple[int | None, str]]]] = {}
+        self._counted: dict[str, int] = {}  # the newest line of each cause
+        self._processes: dict[str, _Process] = {}
+        self._ignored: set[int] = set()  # exceptions that stopped nothing
+        self._waiting: dict[str, list[_Waiting]] = {}
+        self._forms: dict[str, tuple[tuple[KnownCause, Sign], ...]] = {}
+        self._works: Works[FoundSign] = Works()
+        self._left: set[str] = set()  # what any process printed as it left
+        self._signs = [(cause, sign) for cause in table.values() for sign in cause.signs]
+        self._literals: dict[str, list[tuple[str, int]]] = defaultdict(list)  # by beginning
+        for number, (_, sign) in enumerate(self._signs):
             for literal in map(form_of, literals_of(sign.text) or ("",)):
                 part = literal[:_PART] if len(literal) >= _PART else ""
-                self._literals.setdefault(part, []).append((literal, at))
+                self._literals[part].append((literal, number))
 
     def feed(self, line: PrintedLine) -> None:
         """Take the next line."""
@@ -187,18 +181,21 @@ class Scanner:
 
     def _is_passed(self, finding: FoundSign) -> bool:
         """Return whether the training went on; Slurm lets it for a while, if it ends a job."""
-        training = self.trainings[finding.line.file]
-        is_ending = finding.cause.domain is Domain.POLICY and not training.is_complete
-        needed = 1 if finding.of_start else _STEPS_IN_GRACE if is_ending else STEPS
+        training, needed = self.trainings[finding.line.file], STEPS
+        if finding.of_start:
+            needed = 1
+        elif finding.cause.domain is Domain.POLICY and not training.is_complete:
+            needed = _STEPS_IN_GRACE
         return training.steps - finding.steps >= needed
 
     def _match(self, line: PrintedLine, process: _Process) -> bool:
         """Find signs in a line; return whether it has one without conditions."""
         is_matched = False
+        if process.is_ignored:
+            return is_matched
         for cause, sign in self._candidates(line.text):
-            if process.is_ignored or not sign.text.search(line.text):
-                continue
-            if sign.before_steps and self.trainings[line.file].steps:
+            is_late = sign.before_steps and self.trainings[line.file].steps
+            if is_late or not sign.text.search(line.text):
                 continue
             finding = self._finding(cause, sign.role, line, process)
             is_of_start = sign.before_steps and sign.role is Role.CONFIRMATION
@@ -206,17 +203,17 @@ class Scanner:
             if sign.near or sign.unless:
                 waiting = _Waiting(finding=finding, sign=sign)
                 self._waiting.setdefault(line.source, []).append(waiting)
-            else:
-                self._keep(finding)
-                is_matched |= sign.role not in (Role.NOISE, Role.ADVICE)
-                if sign.role is Role.TEARDOWN and len(self._left) < _MOST_KEPT:
-                    self._left.add(line.text)
-                if process.in_traceback and UNCAUGHT in cause.explains and sign.role in CAUSAL:
-                    # Take back the exceptions that led to this one: its sign says more.
-                    process.is_explained = True
-                    for waiting in self._waiting.get(line.source, ()):
-                        waiting.otherwise = None
-                    self._take_back(process)
+                continue
+            self._keep(finding)
+            is_matched |= sign.role not in (Role.NOISE, Role.ADVICE)
+            if sign.role is Role.TEARDOWN and len(self._left) < _MOST_KEPT:
+                self._left.add(line.text)
+            if process.in_traceback and UNCAUGHT in cause.explains and sign.role in CAUSAL:
+                # Take back the exceptions that led to this one: its sign says more.
+                process.is_explained = True
+                for waiting in self._waiting.get(line.source, ()):
+                    waiting.otherwise = None
+                self._take_back(process)
         return is_matched
 
     def _take_back(self, process: _Process) -> None:
@@ -235,10 +232,11 @@ class Scanner:
             self._forms.clear()
         parts = self._literals.keys() & {form[at : at + _PART] for at in range(len(form) + 1)}
         near = (each for part in parts for each in self._literals[part])
-        found = {at for literal, at in near if literal in form}
-        return self._forms.setdefault(form, tuple(self._signs[at] for at in sorted(found)))
+        found = sorted({number for literal, number in near if literal in form})
+        return self._forms.setdefault(form, tuple(self._signs[number] for number in found))
 
     def _read_traceback(self, line: PrintedLine, process: _Process, *, is_matched: bool) -> None:
+        """Follow the tracebacks that a process prints, and find the exceptions that end them."""
         text = line.text
         if _IGNORED.match(text):
             process.is_ignored, process.others = True, 0
@@ -257,12 +255,11 @@ class Scanner:
             self._end_traceback(line, process, is_matched=is_matched)
 
     def _begin_traceback(self, prefix: str, process: _Process) -> None:
-        last = process.recent[-2] if len(process.recent) > 1 else ""
+        """Begin a traceback; `prefix` and the line before tell whether it stopped the process."""
         if not process.in_traceback:
-            is_old = process.is_ignored and process.others > 1
-            process.is_ignored = (process.is_ignored and not is_old) or bool(
-                _MILD.search(prefix) or _CAUGHT.search(last)
-            )
+            is_still_ignored = process.is_ignored and process.others <= 1
+            is_caught = bool(_MILD.search(prefix) or _CAUGHT.search(process.line_before))
+            process.is_ignored = is_still_ignored or is_caught
         process.in_traceback, process.frames, process.others = True, [], 0
         process.is_original = prefix.endswith("Original ")
         if not (process.is_chained or process.is_original):
@@ -270,24 +267,30 @@ class Scanner:
         process.is_chained = False
 
     def _end_traceback(self, line: PrintedLine, process: _Process, *, is_matched: bool) -> None:
+        """Take a line that has no form of a traceback's: an exception, or another line."""
         text = line.text
         if not (process.in_traceback or process.is_ignored):
             if not is_matched and ": " in text and _BARE.match(text):
                 self._keep_uncaught(line, process, Role.CONFIRMATION)
             return
-        is_after_frame = bool(process.recent[:-1]) and process.recent[-2][:1] in (" ", "╰")
-        found = _EXCEPTION.match(text) or (is_after_frame and _AFTER_FRAME.match(text))
-        is_raised = process.in_traceback and not (process.is_ignored or is_matched)
-        ignored = hash((line.source, text))
-        if found and process.is_ignored and ": " in text and len(self._ignored) < _MOST_RANKS:
-            self._ignored.add(ignored)
-        is_known = process.is_explained or ignored in self._ignored
-        if found and is_raised and not is_known and not _LOGGED.search(text[:40]):
-            self._keep_uncaught(line, process, Role.ROOT)
+        is_after_frame = process.line_before[:1] in (" ", "╰")
+        is_exception = _EXCEPTION.match(text) or (is_after_frame and _AFTER_FRAME.match(text))
+        if is_exception:
+            self._take_exception(line, process, is_matched=is_matched)
         process.others += 1
-        if found or process.others > _MOST_BETWEEN:
+        if is_exception or process.others > _MOST_BETWEEN:
             process.was_ignored = process.is_ignored
             process.in_traceback = process.is_ignored = False
+
+    def _take_exception(self, line: PrintedLine, process: _Process, *, is_matched: bool) -> None:
+        """Keep the exception of a traceback if it stopped something and no sign names it."""
+        exception = hash((line.source, line.text))
+        if process.is_ignored and ": " in line.text and len(self._ignored) < _MOST_RANKS:
+            self._ignored.add(exception)
+        is_known = is_matched or process.is_explained or exception in self._ignored
+        is_raised = process.in_traceback and not process.is_ignored
+        if is_raised and not is_known and not _LOGGED.search(line.text[:40]):
+            self._keep_uncaught(line, process, Role.ROOT)
 
     def _keep_uncaught(self, line: PrintedLine, process: _Process, role: Role) -> None:
         """Keep an exception, unless signs in its line wait for what is around it."""
@@ -307,6 +310,7 @@ class Scanner:
     def _finding(
         self, cause: KnownCause, role: Role, line: PrintedLine, process: _Process
     ) -> FoundSign:
+        """Return a sign in the newest line, with how far its training and its traceback are."""
         return FoundSign(
             cause=cause,
             role=role,
@@ -320,18 +324,20 @@ class Scanner:
     def _settle(self, source: str, *, at_end: bool) -> None:
         """Decide on signs whose surroundings are complete: after another line, or `at_end`."""
         for each in self._waiting.pop(source, ()):
-            each.left -= not at_end
-            if each.left > 0 and not at_end:
-                self._waiting.setdefault(source, []).append(each)
-                continue
-            recent = self._processes[source].recent
-            sign, text = each.sign, "\n".join(recent[each.left - _AROUND :])
+            if not at_end:
+                each.left -= 1
+                if each.left > 0:
+                    self._waiting.setdefault(source, []).append(each)
+                    continue
+            recent, sign = self._processes[source].recent, each.sign
+            text = "\n".join(recent[each.left - _AROUND :])  # `left` lines after it did not come
             is_other = sign.unless and sign.unless.search("\n".join((text, *self._left)))
             is_fit = not is_other and (sign.near is None or sign.near.search(text))
             if kept := each.finding if is_fit else each.otherwise:
                 self._keep(kept)
 
     def _keep(self, finding: FoundSign) -> None:
+        """Count a finding, and keep it; beyond _MOST_KEPT, keep only its rank and node."""
         key = (finding.cause.id, finding.role)
         if self._counted.get(finding.cause.id) != finding.order:  # several signs of one line
             self.counts[finding.cause.id] += 1
@@ -344,11 +350,11 @@ class Scanner:
         if len(kept) < _MOST_KEPT:
             kept.append(finding)
             self._more.pop(key, None)
-        else:
-            more, like = self._more.setdefault(key, {}), _like(finding)
-            places = more.get(like, set())
-            if len(places) < _MOST_RANKS and (places or len(more) < _MOST_KEPT):
-                more.setdefault(like, places).add((finding.line.rank, finding.line.node))
+            return
+        more, like = self._more.setdefault(key, {}), _like(finding)
+        places = more.get(like, set())
+        if len(places) < _MOST_RANKS and (places or len(more) < _MOST_KEPT):
+            more.setdefault(like, places).add((finding.line.rank, finding.line.node))
 
     def more_places(self, finding: FoundSign) -> set[tuple[int | None, str]]:
         """Return ranks and nodes of findings like this one that are not among the kept ones."""

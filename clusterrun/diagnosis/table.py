@@ -17,7 +17,7 @@ from clusterrun.diagnosis.kinds import Advice, Retry
 CAUSES: Final = Path(__file__).parent / "causes"
 EVERYTHING, LATER = "everything", "later"  # in `explains`: any other cause, any later one
 _MOST: Final = 1000  # letters that a repeat of a pattern takes
-_REPEAT: Final = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|([*+]|\{\d*,\})")
+_REPEAT: Final = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|(?P<repeat>[*+]|\{(?P<least>\d*),\})")
 
 
 class Role(str, Enum):
@@ -52,41 +52,33 @@ class Domain(str, Enum):
 class Sign:
     """A line that points to a cause.
 
-    It counts if `near` is found and `unless` is not, in the lines around it from the same
-    process, and with `before_steps` only before the first training step. `seen` names programs
-    and versions that print it. `of_victim`: the rank that prints it suffers from another one.
-    `written` is the text as the table has it.
+    `near` must be found, and `unless` must not, in the lines around it from the same process.
     """
 
     text: re.Pattern[str]
     role: Role
-    written: str = ""
-    seen: str = ""
+    written: str = ""  # the text as the table has it
+    seen: str = ""  # programs and versions that print it
     near: re.Pattern[str] | None = None
     unless: re.Pattern[str] | None = None
-    before_steps: bool = False
-    of_victim: bool = False
+    before_steps: bool = False  # counts only before the first training step
+    of_victim: bool = False  # the rank that prints it suffers from another one
 
 
 @dataclass(frozen=True, kw_only=True)
 class KnownCause:
-    """A reason why runs fail.
-
-    `generic` causes yield to specific ones. `explains` names the causes that are consequences of
-    this one if both are found. A `lasting` cause counts even if the training made progress
-    after its sign. Another try `repeats` a failure whose sign begins like this.
-    """
+    """A reason why runs fail."""
 
     id: str
     domain: Domain = Domain.UNKNOWN
     retry: Retry = Retry.MAYBE
     blames_node: bool = False
-    generic: bool = False
-    lasting: bool = False
-    repeats: re.Pattern[str] | None = None
+    generic: bool = False  # yields to specific causes
+    lasting: bool = False  # counts even if the training made progress after its sign
+    repeats: re.Pattern[str] | None = None  # the beginning of a sign: a new try fails again
     means: str = ""
     do: tuple[Advice, ...] = ()
-    explains: frozenset[str] = frozenset()
+    explains: frozenset[str] = frozenset()  # causes that are its consequences if both are found
     signs: tuple[Sign, ...] = ()
 
 
@@ -107,16 +99,17 @@ def parse(texts: Iterable[str]) -> Table:
 
 
 def _cause(row: Any) -> KnownCause:
+    """Read a cause: a mapping; `role` is the default of its signs."""
     values = {**row, "id": str(row["id"])}
     role = Role(values.pop("role", Role.ROOT))
     do, repeats = values.pop("do", ()), values.pop("repeats", None)
+    advice = [do] if isinstance(do, str) else do
     return KnownCause(
         domain=Domain(values.pop("domain", Domain.UNKNOWN)),
         retry=Retry(values.pop("retry", Retry.MAYBE)),
         repeats=bounded(repeats) if repeats else None,
         do=tuple(
-            Advice(**row) if isinstance(row, dict) else Advice(text=str(row))
-            for row in ((do,) if isinstance(do, str) else do)
+            Advice(**each) if isinstance(each, dict) else Advice(text=str(each)) for each in advice
         ),
         explains=frozenset(values.pop("explains", ())),
         signs=tuple(_sign(sign, role) for sign in values.pop("signs", ())),
@@ -125,6 +118,7 @@ def _cause(row: Any) -> KnownCause:
 
 
 def _sign(row: Any, role: Role) -> Sign:
+    """Read a sign: a pattern, or a mapping with the pattern as `text`."""
     values = {"text": row} if isinstance(row, str) else dict(row)
     written = values["text"]
     for name in ("text", "near", "unless"):
@@ -137,7 +131,9 @@ def bounded(pattern: str) -> re.Pattern[str]:
     """Compile a pattern so that each repeat ends: a line takes time by its length only."""
 
     def limited(found: re.Match[str]) -> str:
-        least = {"*": "0", "+": "1"}.get(found[1] or "", (found[1] or "")[1:-2] or "0")
-        return f"{{{least},{_MOST}}}" if found[1] else found[0]
+        if not found["repeat"]:  # an escaped letter, or a set of letters
+            return found[0]
+        least = "1" if found["repeat"] == "+" else found["least"] or "0"
+        return f"{{{least},{_MOST}}}"
 
     return re.compile(_REPEAT.sub(limited, pattern))

@@ -19,6 +19,7 @@ _RECENT: Final = 4  # step numbers that other ranks may print again
 _MOST_LOSSES: Final = 1000  # of a slow rise
 _USUAL: Final = 20  # losses that the last ones are compared with
 _JUMP, _RATIO, _HIGH, _MANY_TIMES = 1.5, 1.4, 5.0, 10.0  # of a diverged loss: noise stays below
+_ABOVE: Final = 1.08  # times the usual loss: no noise
 _LEAST_BLOCK, _BLOCKS, _RISE, _TWICE = 3, 5, 0.7, 2.0  # of a loss that rose slowly
 _OVERFLOWS: Final = 4  # skipped steps at the end of a log, after _SETTLED good ones
 _OVERFLOWS_AT_START: Final = 20  # a loss scale of 2**16 is searched downwards in fewer
@@ -133,19 +134,19 @@ class TrainingLog:
         step = _STEP.search(low) if any(map(low.__contains__, _STEP_WORDS)) else None
         if step and _SIDE_WORK.search(low):
             step = None
-        if not (loss or step) or (self.is_complete and _FULL_BAR.search(low)):
+        shown = step or loss
+        if not shown or (self.is_complete and _FULL_BAR.search(low)):
             return
-        seen = step[0] if step else loss[0] if loss else ""
         self._read_numbers(line, loss["loss"] if loss else None)
-        if seen in self._seen:
+        if shown[0] in self._seen:
             return
-        self._seen.append(seen)
+        self._seen.append(shown[0])
         self.steps += 1
         self.is_complete = False
         self.last_step, self.silent_from, self.silent_until = line, line.at, line.at
 
     def _read_overflow(self, text: str) -> None:
-        """Count skipped steps in succession; each rank may print them."""
+        """Count skipped steps in succession; the lines of all ranks about one step end alike."""
         found = _OVERFLOW.search(text)
         if not found or text[found.end() :] == self._overflow:
             return
@@ -160,19 +161,23 @@ class TrainingLog:
         return self.steps - self._overflow_at < STEPS
 
     def _read_numbers(self, line: PrintedLine, loss: str | None) -> None:
+        """Follow the loss, the gradient norm and the loss scale of a step."""
         low = line.text.lower()
         if "loss scale: " in low and (scale := _SCALE.search(line.text)):
             new = float(scale["scale"])
             self.overflows = self.overflows + 1 if loss is None and new < self._scale else 0
             self._scale, self._overflow_at = new, self.steps
         norm = _NORM.search(low) if "norm" in low else None
-        is_lost = norm is not None and not math.isfinite(float(norm["norm"]))
         value = float(loss.lower()) if loss else None
         if norm and not value:  # no loss, or 0 from transformers' logging_nan_inf_filter
-            self.nan_norms = self.nan_norms + 1 if is_lost else 0
-        if value is None or (is_lost and not value):
-            self.first_nan = (self.first_nan or line) if is_lost else self.first_nan
-        elif math.isfinite(value):
+            if not math.isfinite(float(norm["norm"])):
+                self.nan_norms += 1
+                self.first_nan = self.first_nan or line
+                return
+            self.nan_norms = 0
+        if value is None:
+            return
+        if math.isfinite(value):
             self.losses.append(value)
             self._is_skipping = False
             self.nan_losses = self.nan_norms = 0
@@ -185,14 +190,16 @@ class TrainingLog:
     def is_overflowing(self) -> bool:
         """Return whether steps of fp16 are skipped at the end, more than at a usual start."""
         is_least = self._is_skipping and 0 < self._scale <= _LEAST_SCALE
-        least = _OVERFLOWS if len(self.losses) >= _SETTLED or is_least else _OVERFLOWS_AT_START
-        return self._is_after_overflow and self.overflows >= (1 if self.is_diverged else least)
+        suspect = _OVERFLOWS if len(self.losses) >= _SETTLED or is_least else _OVERFLOWS_AT_START
+        if self.is_diverged:
+            suspect = 1
+        return self._is_after_overflow and self.overflows >= suspect
 
     @property
     def is_nan(self) -> bool:
-        """Return whether the loss became NaN or infinite and stayed so; in a short log the last."""
-        is_lost = self.nan_norms > 1 and self._scale <= _LEAST_SCALE
-        is_last = (self.nan_losses > 0 or is_lost) and len(self.losses) <= STEPS
+        """Return whether the loss stayed NaN or infinite; of few losses, the last one decides."""
+        has_nan_norms = self.nan_norms > 1 and self._scale <= _LEAST_SCALE
+        is_last = (self.nan_losses > 0 or has_nan_norms) and len(self.losses) <= STEPS
         return max(self.nan_losses, self.nan_norms) >= STEPS or is_last
 
     @property
@@ -209,12 +216,13 @@ class TrainingLog:
 
 
 def _has_jumped(values: list[float]) -> bool:
+    """Return whether the last losses are all above the usual one, and on average far above it."""
     tail = values[-min(STEPS, len(values) - 1) :]
     usual = values[: -len(tail)][-_USUAL:]
     if not usual:
         return False
     base, level = statistics.median(usual), statistics.fmean(tail)
-    is_high = level > max(_RATIO * base, base + _JUMP) and min(tail) > 1.08 * base > 0
+    is_high = level > max(_RATIO * base, base + _JUMP) and min(tail) > _ABOVE * base > 0
     return is_high and level > min(_HIGH, _MANY_TIMES * base)
 
 
@@ -228,7 +236,8 @@ def _has_risen(values: list[float]) -> bool:
     lowest, last = min(blocks[:-1], key=statistics.median), blocks[-1]
     base, level = statistics.median(lowest), statistics.median(last)
     highest = max(map(statistics.median, blocks))
-    is_apart = last[size // 10] > lowest[-1 - size // 10] > 0
+    outliers = size // 10  # of each block
+    is_apart = last[outliers] > lowest[-1 - outliers] > 0
     is_far = level > min(_TWICE * base, max(_RATIO * base, base + _JUMP))
     return is_apart and is_far and level > max(1.0, base + _RISE, _RISE * highest)
 

@@ -28,10 +28,7 @@ class Consequence:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The cause, its evidence (the first line is the first sign of it) and its consequences.
-
-    `is_shared`: all ranks of the log raised the same exception, at the same line.
-    """
+    """The cause, its evidence (the first line is the first sign of it) and its consequences."""
 
     cause: KnownCause
     status: Certainty
@@ -39,7 +36,7 @@ class Verdict:
     ranks: tuple[int, ...] = ()
     nodes: tuple[str, ...] = ()
     consequences: tuple[Consequence, ...] = ()
-    is_shared: bool = False
+    is_shared: bool = False  # all ranks of the log raised the same exception at the same line
 
     @property
     def first(self) -> FoundSign:
@@ -63,35 +60,35 @@ class Verdict:
 
 
 def verdict_of(scanner: Scanner) -> Verdict | None:
-    """Return why a run failed; None if its log shows no cause."""
-    findings = scanner.findings()
-    causal = scanner.causal()  # the first sign of the strongest cause that no other explains
+    """Return why a run failed; None if its log shows no cause.
+
+    The cause is the strongest one that no other explains. Later signs of it are evidence; of a
+    generic cause, only those with the same text.
+    """
+    findings, causal = scanner.findings(), scanner.causal()
     left = [each for each in causal if not any(_explains(other, each) for other in causal)]
     chosen = min(left, key=_order, default=None) or by_numbers(scanner)
     if chosen is None:
         return None
-    # Of a generic cause, only the like of a finding support it.
-    form = form_of(chosen.line.text) if chosen.cause.generic else ""
-    later = [x for x in findings if x.cause.id == chosen.cause.id and x.order >= chosen.order]
-    own = [each for each in later if not form or form_of(each.line.text) == form]
+    own = [x for x in findings if x.cause.id == chosen.cause.id and x.order >= chosen.order]
+    if chosen.cause.generic:
+        form = form_of(chosen.line.text)
+        own = [each for each in own if form_of(each.line.text) == form]
     of_cause = _of_its_nodes(chosen, own)
-    # A decision about the whole job began on no rank and no node.
-    blamed = [each for each in of_cause if not each.of_victim]
-    places = {(each.line.rank, each.line.node) for each in blamed}
-    if not chosen.of_victim:
-        places |= scanner.more_places(chosen)
-    if chosen.cause.domain is Domain.POLICY:
-        places = set()
+    places = _places(scanner, chosen, of_cause)
+    ranks = {rank for rank, _ in places if rank is not None}
     evidence: dict[str, FoundSign] = {}
     for each in of_cause:
         evidence.setdefault(form_of(each.line.text.strip()), each)
-    ranks = {rank for rank, _ in places if rank is not None}
-    is_weak = chosen.role is Role.EITHER or chosen.cause.generic
-    status = Certainty.LIKELY if is_weak else Certainty.ESTABLISHED
+    status = Certainty.ESTABLISHED
+    if chosen.role is Role.CONFIRMATION:
+        status = Certainty.UNCONFIRMED
+    elif chosen.role is Role.EITHER or chosen.cause.generic:
+        status = Certainty.LIKELY
     raised_at = {each.frames[-1:] for each in of_cause}
     return Verdict(
         cause=chosen.cause,
-        status=Certainty.UNCONFIRMED if chosen.role is Role.CONFIRMATION else status,
+        status=status,
         evidence=tuple(evidence.values())[:_EVIDENCE] or (chosen,),
         ranks=tuple(sorted(ranks)),
         nodes=tuple(sorted({node for _, node in places if node})),
@@ -100,37 +97,50 @@ def verdict_of(scanner: Scanner) -> Verdict | None:
     )
 
 
+def _places(
+    scanner: Scanner, chosen: FoundSign, of_cause: Sequence[FoundSign]
+) -> set[tuple[int | None, str]]:
+    """Return the ranks and nodes to blame; none for a decision about the whole job."""
+    if chosen.cause.domain is Domain.POLICY:
+        return set()
+    places = {(each.line.rank, each.line.node) for each in of_cause if not each.of_victim}
+    return places if chosen.of_victim else places | scanner.more_places(chosen)
+
+
 def _of_its_nodes(chosen: FoundSign, found: Sequence[FoundSign]) -> list[FoundSign]:
     """Leave out weaker signs on other nodes: a step is killed on all nodes for the sake of one."""
     most = _weakness(chosen)
-    own = {each.line.node for each in found if each.line.node and _weakness(each) <= most}
-    named = own or {each.line.node for each in found if each.line.node}
-    allowed = {"", *named} if own or len(named) == 1 else {""}
-    return [each for each in found if _weakness(each) <= most or each.line.node in allowed]
+    named = {each.line.node for each in found if each.line.node}
+    nodes = {each.line.node for each in found if each.line.node and _weakness(each) <= most}
+    if not nodes and len(named) == 1:  # only weak signs name a node, but they agree
+        nodes = named
+    return [each for each in found if _weakness(each) <= most or each.line.node in {"", *nodes}]
 
 
 def _explains(other: FoundSign, finding: FoundSign) -> bool:
     """Return whether a finding follows from one of another cause, which is at least as strong."""
-    if other.cause.id == finding.cause.id:
+    if other.cause.id == finding.cause.id or other.cause.id in finding.cause.explains:
         return False
-    names, own = other.cause.explains, finding.cause.explains
-    is_later = finding.order > other.order
+    explained, is_later = other.cause.explains, finding.order > other.order
     if finding.cause.domain is Domain.POLICY and other.role is Role.EITHER:
         # The job was ended because it was stuck.
-        return (is_later or finding.cause.id in names) and other.cause.id not in own
-    if _weakness(other) > _weakness(finding) or other.cause.id in own:
+        return is_later or finding.cause.id in explained
+    if _weakness(other) > _weakness(finding):
         return False
-    is_meant = EVERYTHING in names or (LATER in names and is_later)
-    return finding.cause.id in names or (is_meant and EVERYTHING not in own)
+    is_any = EVERYTHING in explained or (LATER in explained and is_later)
+    return finding.cause.id in explained or (is_any and EVERYTHING not in finding.cause.explains)
 
 
 def _order(finding: FoundSign) -> tuple[int, int]:
-    """Sort by strength, then by time: what ended a job counts only if nothing failed before."""
-    cause = finding.cause
-    return _weakness(finding) or int(cause.generic or cause.domain is Domain.POLICY), finding.order
+    """Sort by strength, then by time; what ended a job counts if nothing failed before."""
+    cause, weakness = finding.cause, _weakness(finding)
+    if finding.role is Role.ROOT and (cause.generic or cause.domain is Domain.POLICY):
+        weakness = 1
+    return weakness, finding.order
 
 
 def _weakness(finding: FoundSign) -> int:
+    """Return 0 for the strongest role; 1 is for weak roots (`_order`)."""
     return {Role.ROOT: 0, Role.EITHER: 2}.get(finding.role, 3)
 
 
@@ -156,17 +166,20 @@ def by_numbers(scanner: Scanner) -> FoundSign | None:
 def _consequences(
     scanner: Scanner, findings: Sequence[FoundSign], of_cause: Sequence[FoundSign]
 ) -> tuple[Consequence, ...]:
+    """Return the first sign of each other cause that is not just another name for this one."""
     cause = of_cause[0].cause
     orders = {each.order for each in of_cause}
     ranks = {each.line.rank for each in of_cause} - {None}
     first: dict[str, FoundSign] = {}
     for each in findings:
-        # A guess about the end of the same rank, or of no rank, is what the cause explains.
-        is_guess = each.role in (Role.CONFIRMATION, Role.CASCADE) and bool(ranks)
-        is_same = each.order in orders or (is_guess and each.line.rank in {None, *ranks})
-        is_same |= cause.domain is each.cause.domain is Domain.POLICY  # one decision, two names
-        if each.cause.id != cause.id and each.role not in _NO_CONSEQUENCE and not is_same:
-            first.setdefault(each.cause.id, each)
+        if each.cause.id == cause.id or each.role in _NO_CONSEQUENCE or each.order in orders:
+            continue
+        if cause.domain is each.cause.domain is Domain.POLICY:  # one decision, two names
+            continue
+        is_guess = each.role in (Role.CONFIRMATION, Role.CASCADE)
+        if is_guess and ranks and each.line.rank in {None, *ranks}:  # about the end of this rank
+            continue
+        first.setdefault(each.cause.id, each)
     return tuple(
         Consequence(
             cause=each.cause,

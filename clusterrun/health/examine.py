@@ -9,7 +9,7 @@ import re
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
@@ -19,15 +19,15 @@ from clusterrun.shared.finding import BAD, Finding, Severity, bad, ok, skip
 from clusterrun.shared.hostlist import fold_hosts, named
 from clusterrun.shared.wording import count
 
-Look = Callable[[], Finding]  # may raise UnknownError, OSError or ClusterrunError
+Check = Callable[[], Finding]  # may raise UnknownError, OSError or ClusterrunError
 
 
 class UnknownError(Exception):
-    """A check cannot look; the text is the reason."""
+    """A check can find nothing out; the text is the reason."""
 
 
 def examine(
-    looks: Mapping[str, Look],
+    checks: Mapping[str, Check],
     deadline_s: float,
     *,
     alone: Collection[str] = (),
@@ -36,29 +36,30 @@ def examine(
     """Run the checks of each domain (`node` of `node.shm`) in a thread, one after the other.
 
     A blocked file system, driver or server holds up its own domain only; `alone` are checks that
-    may block by themselves. What has no answer in time is skipped, or what `late` says. A fault of
-    a check is raised.
+    have a thread of their own. A check without an answer in time is skipped, or gets what `late`
+    has for it. A fault of a check is raised.
     """
     answers: dict[str, Finding | Exception] = {}
     domains: dict[str, list[str]] = {}
-    for name in looks:
+    for name in checks:
         domains.setdefault(name if name in alone else name.split(".")[0], []).append(name)
-    parts = {domain: partial(_answer, looks, names, answers) for domain, names in domains.items()}
+    parts = {each: partial(_run_checks, checks, names, answers) for each, names in domains.items()}
     side_by_side(parts, deadline_s)
     reason = f"no answer within {deadline_s:g} s"
-    found = [answers.get(name) or late.get(name) or skip(name, reason) for name in looks]
+    found = [answers.get(name) or late.get(name) or skip(name, reason) for name in checks]
     for each in found:
         if isinstance(each, Exception):
             raise each
     return [each for each in found if isinstance(each, Finding)]
 
 
-def _answer(
-    looks: Mapping[str, Look], names: Sequence[str], answers: dict[str, Finding | Exception]
+def _run_checks(
+    checks: Mapping[str, Check], names: Sequence[str], answers: dict[str, Finding | Exception]
 ) -> None:
+    """Run checks, and put what each finds into `answers`, also after the caller stopped waiting."""
     for name in names:
         try:
-            answers[name] = looks[name]()
+            answers[name] = checks[name]()
         except (UnknownError, ClusterrunError, OSError) as error:
             answers[name] = skip(name, describe(error))
         except Exception as error:  # noqa: BLE001  # a fault of ours: the main thread raises it
@@ -66,13 +67,13 @@ def _answer(
 
 
 def side_by_side(parts: Mapping[str, Callable[[], Any]], deadline_s: float) -> dict[str, Any]:
-    """Run each part in a thread; leave out those that are late."""
+    """Run each part in a thread; return the results by name, without those that are late."""
     found: dict[str, Any] = {}
 
-    def answer(name: str, part: Callable[[], Any]) -> None:
+    def run(name: str, part: Callable[[], Any]) -> None:
         found[name] = part()
 
-    threads = [threading.Thread(target=answer, args=each, daemon=True) for each in parts.items()]
+    threads = [threading.Thread(target=run, args=each, daemon=True) for each in parts.items()]
     deadline = time.monotonic() + deadline_s
     for thread in threads:
         thread.start()
@@ -112,41 +113,45 @@ def differences(facts: Mapping[str, Mapping[str, str]]) -> list[Finding]:
     ...              "n3": {"gpu.driver": "560"}})[0].text
     'driver: n1 has 550, the other 2 have 560'
     """
-    names = {name for found in facts.values() for name in found}
-    groups = {name.partition(".")[0] for name in names}
-    return [_compared(group, facts, sorted(names)) for group in HINTS if group in groups]
+    names = sorted({name for found in facts.values() for name in found})
+    by_group = {group: [each for each in names if each.startswith(f"{group}.")] for group in HINTS}
+    return [_compared(group, own, facts) for group, own in by_group.items() if own]
 
 
-def _compared(group: str, facts: Mapping[str, Mapping[str, str]], names: Sequence[str]) -> Finding:
-    name, mine = f"same.{group}", [each for each in names if each.partition(".")[0] == group]
+def _compared(group: str, names: Sequence[str], facts: Mapping[str, Mapping[str, str]]) -> Finding:
+    """Compare the facts of a group between nodes: a failure if one differs on which all agree."""
+    check = f"same.{group}"
     if len(facts) < 2:
-        return skip(name, "there is only one node")
-    by_fact = {each.partition(".")[2]: _holders(each, facts) for each in mine}
+        return skip(check, "there is only one node")
+    by_fact = {name.partition(".")[2]: _holders(name, facts) for name in names}
     differing = {fact: holders for fact, holders in by_fact.items() if len(holders) > 1}
     if not differing:
         values = [f"{fact} {next(iter(holders))}" for fact, holders in by_fact.items()]
-        return ok(name, f"{count(len(facts), 'node')} agree: {some(values, 3)}")
-    broken = []
-    for fact, holders in differing.items():
-        parts = MUST_AGREE.get(fact, 0)
-        if len({tuple(value.split(".")[:parts]) for value in holders}) > 1:
-            broken.append(fact)
+        return ok(check, f"{count(len(facts), 'node')} agree: {join_some(values, 3)}")
+    broken = [fact for fact, holders in differing.items() if _breaks_a_job(fact, holders)]
     ordered = sorted(differing, key=lambda fact: fact not in broken)
-    text = some([f"{fact}: {values_text(differing[fact])}" for fact in ordered])
-    return bad(name, text, HINTS[group], is_sure=bool(broken))
+    text = join_some([f"{fact}: {values_text(differing[fact])}" for fact in ordered])
+    return bad(check, text, HINTS[group], is_sure=bool(broken))
 
 
-def some(texts: Sequence[str], most: int = _MOST_FACTS) -> str:
+def _breaks_a_job(fact: str, values: Iterable[str]) -> bool:
+    """Return whether values differ in the parts that must agree: for most facts, these are none."""
+    parts = MUST_AGREE.get(fact, 0)
+    return len({tuple(value.split(".")[:parts]) for value in values}) > 1
+
+
+def join_some(texts: Sequence[str], most: int = _MOST_FACTS) -> str:
     """Join texts; of many the first ones, and the number of the others."""
     more = [f"{len(texts) - most} more"] if len(texts) > most else []
     return "; ".join([*texts[:most], *more])
 
 
 def _holders(name: str, facts: Mapping[str, Mapping[str, str]]) -> dict[str, list[str]]:
-    """Return the nodes of each value; sizes that are close count as one value."""
+    """Return which nodes have which value; a size that is close to the usual one counts as that."""
     holders: dict[str, list[str]] = defaultdict(list)
     for node, found in facts.items():
-        holders[shortened(" ".join((found.get(name) or MISSING).split()), _VALUE)].append(node)
+        value = " ".join((found.get(name) or MISSING).split())
+        holders[shortened(value, _VALUE)].append(node)
     if not all(map(_SIZE.fullmatch, holders)):
         return dict(holders)
     sizes = {value: float(value.removesuffix(" GiB")) for value in holders}
@@ -165,12 +170,13 @@ def values_text(holders: Mapping[str, Sequence[str]]) -> str:
     'n3 has 550, the other 3 have 560'
     """
     *rare, (common, most) = sorted(holders.items(), key=lambda each: (len(each[1]), each[0]))
-    verbs = ("have", "has")
-    shown = rare[-_MOST_VALUES:]
-    parts = [f"{named(nodes)} {verbs[len(nodes) == 1]} {value}" for value, nodes in shown]
-    if len(rare) > _MOST_VALUES:
-        hidden = sum(len(nodes) for _, nodes in rare[:-_MOST_VALUES])
-        parts.append(f"{hidden} have {len(rare) - _MOST_VALUES} other values")
+    hidden, shown = rare[:-_MOST_VALUES], rare[-_MOST_VALUES:]
+    parts = [
+        f"{named(nodes)} {'has' if len(nodes) == 1 else 'have'} {value}" for value, nodes in shown
+    ]
+    if hidden:
+        number = sum(len(nodes) for _, nodes in hidden)
+        parts.append(f"{number} have {len(hidden)} other values")
     last = f"{most[0]} has" if len(most) == 1 else f"the other {len(most)} have"
     return ", ".join([*parts, f"{last} {common}"])
 
@@ -194,25 +200,30 @@ def merged(checks: Mapping[str, Sequence[Finding]]) -> list[Finding]:
 
 
 def _merged(name: str, by_node: Mapping[str, Mapping[str, Finding]]) -> Iterator[Finding]:
+    """Yield the findings of one check; those beyond a few as one for each status."""
     groups: dict[_Kind, list[tuple[str, Finding]]] = defaultdict(list)
     for node, found in by_node.items():
         check = found.get(name) or skip(name, "the node did not report it")
         groups[_kind(node, check)].append((node, check))
-    is_found = any(status in BAD for status, *_ in groups)
-    shown = [each for each in groups.items() if not (is_found and each[0][0] is Severity.OK)]
-    shown.sort(key=lambda each: (_ORDER.index(each[0][0]), -len(each[1])))
+    kinds = [(status, members) for (status, *_), members in groups.items()]
+    if any(status in BAD for status, _ in kinds):
+        kinds = [each for each in kinds if each[0] is not Severity.OK]
+    kinds.sort(key=lambda each: (_ORDER.index(each[0]), -len(each[1])))
     rest: dict[Severity, list[tuple[str, Finding]]] = defaultdict(list)
-    for (status, *_), members in shown[_MOST_VALUES:]:  # rare ones: one of each status
+    for status, members in kinds[_MOST_VALUES:]:
         rest[status] += members
-    common = [(status, members) for (status, *_), members in shown[:_MOST_VALUES]]
-    for status, members in [*common, *rest.items()]:
-        node, first = members[0]
-        where = "" if all(each.text == first.text for _, each in members) else f" (on {node})"
-        nodes = tuple(each for each, _ in members)
-        of_node = rf"(?<![\w.-]){re.escape(node)}(?![\w.-])"
-        fix = re.sub(of_node, lambda _: named(nodes), first.fix)  # noqa: B023 - used at once
-        text = f"{first.text}{where}"
-        yield Finding(id=name, severity=status, text=text, fix=fix, nodes=nodes)
+    for status, members in [*kinds[:_MOST_VALUES], *rest.items()]:
+        yield _joined(name, status, members)
+
+
+def _joined(name: str, status: Severity, members: Sequence[tuple[str, Finding]]) -> Finding:
+    """Return one finding for nodes: that of the first, with the names of all in its hint."""
+    node, first = members[0]
+    nodes = tuple(each for each, _ in members)
+    where = "" if all(each.text == first.text for _, each in members) else f" (on {node})"
+    of_node = rf"(?<![\w.-]){re.escape(node)}(?![\w.-])"
+    fix = re.sub(of_node, lambda _: named(nodes), first.fix)
+    return Finding(id=name, severity=status, text=f"{first.text}{where}", fix=fix, nodes=nodes)
 
 
 def _kind(node: str, check: Finding) -> _Kind:

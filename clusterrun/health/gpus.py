@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import psutil
 
 from clusterrun.health import nvml
-from clusterrun.health.examine import Look, UnknownError
+from clusterrun.health.examine import Check, UnknownError
 from clusterrun.health.machine import gib
 from clusterrun.health.nvml import NvmlGpu
 from clusterrun.shared import shell
@@ -45,30 +45,24 @@ _Flaw = tuple[str, bool]  # what is wrong with a GPU, and whether a job fails of
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """An answer. `absent`: why there is none; `problem`: how the driver failed.
-
-    `is_late`: it did not answer in time.
-    """
+    """What NVML answered. `absent`: why it could not be asked; `problem`: how the driver failed."""
 
     gpus: Sequence[NvmlGpu] = ()
     driver: str = ""
     absent: str = ""
     problem: str = ""
-    is_late: bool = False
+    is_late: bool = False  # it did not answer in time
 
 
 class GpuAnswer:
-    """The GPUs that `names` lists as CUDA_VISIBLE_DEVICES, or all; asked when first needed.
-
-    `pid` is a process that may be stuck in the driver; it is left alone.
-    """
+    """The GPUs that `names` lists as CUDA_VISIBLE_DEVICES, or all; asked when first needed."""
 
     def __init__(self, names: Sequence[str] = (), within_s: float = ANSWER_S) -> None:
         self._names, self.within_s = names, within_s
-        self.pid = 0
+        self.pid = 0  # of a process that may be stuck in the driver: it is left alone
 
     @cached_property
-    def any(self) -> Answer:
+    def answer(self) -> Answer:
         """The answer, whatever it is."""
         argv = module_argv(sys.executable, nvml.__name__, *self._names)
         done = shell.run_once(argv, self.within_s, rest_s=_REST_S)
@@ -76,37 +70,38 @@ class GpuAnswer:
         return read(done, self.within_s)
 
     @property
-    def asked(self) -> Answer:
-        """What NVML answered. Raises UnknownError if it is not here."""
-        if self.any.absent:
-            raise UnknownError(self.any.absent)
-        return self.any
+    def from_nvml(self) -> Answer:
+        """The answer of NVML. Raises UnknownError if NVML could not be asked."""
+        if self.answer.absent:
+            raise UnknownError(self.answer.absent)
+        return self.answer
 
     @property
     def gpus(self) -> list[NvmlGpu]:
         """The GPUs that answered. Raises UnknownError if none did."""
-        if self.asked.problem:
+        found = self.from_nvml
+        if found.problem:
             raise UnknownError("NVIDIA's driver did not answer")
-        if found := [gpu for gpu in self.asked.gpus if not gpu.problem]:
-            return found
-        raise UnknownError("no GPU answered" if self.asked.gpus else "this machine has no GPU")
+        if working := [gpu for gpu in found.gpus if not gpu.problem]:
+            return working
+        raise UnknownError("no GPU answered" if found.gpus else "this machine has no GPU")
 
 
 def read(done: shell.Completed, within_s: float) -> Answer:
-    """Read the steps of `health.nvml`, which may have been ended after any of them."""
+    """Read what `health.nvml` printed: it may have been ended after any of its steps."""
     steps = [step for line in done.stdout.splitlines() if (step := parse_object(line))]
     known = {name: value for step in steps for name, value in step.items()}
-    asks, absent = known.get(nvml.ASKS), known.get(nvml.ABSENT, "")
+    last_asked, absent = known.get(nvml.ASKS), known.get(nvml.ABSENT, "")
     problem = known.get(nvml.PROBLEM, "")
     is_late = done.rc == shell.TIMED_OUT
-    if asks is None:
+    if last_asked is None:
         how = f"within {within_s:g} s" if is_late else f"(exit status {done.rc})"
         absent = f"Python, which asks NVML, did not start {how}"
     elif is_late:
-        problem = f"NVIDIA's driver did not answer within {within_s:g} s, asked for {asks}"
+        problem = f"NVIDIA's driver did not answer within {within_s:g} s, asked for {last_asked}"
     elif done.rc != 0:
-        words = done.stderr.strip().splitlines()
-        problem = f"asking NVIDIA's driver for {asks} failed: {words[-1] if words else done.rc}"
+        why = (done.stderr.strip().splitlines() or [str(done.rc)])[-1]
+        problem = f"asking NVIDIA's driver for {last_asked} failed: {why}"
     return Answer(
         gpus=[NvmlGpu(**step[nvml.GPU]) for step in steps if nvml.GPU in step],
         driver=known.get(nvml.DRIVER, ""),
@@ -117,10 +112,11 @@ def read(done: shell.Completed, within_s: float) -> Answer:
 
 
 def device_names(env: Mapping[str, str]) -> list[str]:
-    """Return the GPUs that the scheduler or the user named; none if they named none."""
+    """Return the GPUs that the scheduler or the user named, if any; -1 hides those after it."""
     names = [name.strip() for name in env.get("CUDA_VISIBLE_DEVICES", "").split(",")]
-    # CUDA ignores what follows an index of -1.
-    return [*names[: names.index("-1")]] if "-1" in names else [name for name in names if name]
+    if "-1" in names:  # as CUDA does
+        return names[: names.index("-1")]
+    return [name for name in names if name]
 
 
 def gpu_facts(asked: GpuAnswer) -> dict[str, str]:
@@ -132,33 +128,30 @@ def gpu_facts(asked: GpuAnswer) -> dict[str, str]:
     kinds = Counter(f"{gpu.model}, {gib(gpu.total)}" for gpu in gpus if gpu.model and gpu.total)
     links = {f"{sum(gpu.links)} of {len(gpu.links)} active" for gpu in gpus if gpu.links}
     return {
-        "driver": asked.asked.driver,
+        "driver": asked.from_nvml.driver,
         "gpus": ", ".join(f"{number} x {kind}" for kind, number in sorted(kinds.items())),
         "nvlinks": ", ".join(sorted(links)),
     }
 
 
-# The checks
-
-
-def gpu_checks(asked: GpuAnswer | None, ranks: int) -> dict[str, Look]:
+def gpu_checks(asked: GpuAnswer | None, ranks: int) -> dict[str, Check]:
     """Return the checks of GPUs by id; `asked` is None if the job uses no GPU."""
-    looks: dict[str, Callable[[GpuAnswer], Finding]] = {
-        "gpu.count": partial(enough, ranks=ranks),
+    checks: dict[str, Callable[[GpuAnswer], Finding]] = {
+        "gpu.count": partial(gpu_count, ranks=ranks),
         "gpu.ecc": partial(_judged, "gpu.ecc", _ECC),
         "gpu.throttle": partial(_judged, "gpu.throttle", _THROTTLE),
         "gpu.foreign": foreign,
         "gpu.xid": partial(_judged, "gpu.xid", _XID),
     }
     return {
-        name: partial(look, asked) if asked else partial(skip, name, "this job uses no GPU")
-        for name, look in looks.items()
+        name: partial(run, asked) if asked else partial(skip, name, "this job uses no GPU")
+        for name, run in checks.items()
     }
 
 
-def enough(asked: GpuAnswer, ranks: int) -> Finding:
+def gpu_count(asked: GpuAnswer, ranks: int) -> Finding:
     """Compare the GPUs that answer with the ranks of a node."""
-    name, found = "gpu.count", asked.asked
+    name, found = "gpu.count", asked.from_nvml
     if found.problem:
         hint = "look at the driver: nvidia-smi -q; if it is only slow, turn persistence mode on"
         return bad(name, found.problem, hint, is_sure=not found.is_late or asked.within_s >= LONG_S)
@@ -173,20 +166,17 @@ def enough(asked: GpuAnswer, ranks: int) -> Finding:
 
 
 class _Part(NamedTuple):
-    """What a check judges: what GPUs report of it, their flaws, words if there are none, a hint.
+    """What a check of GPUs judges."""
 
-    `unknown`: what no GPU reports.
-    """
-
-    reported: Callable[[NvmlGpu], Sequence[object]]
+    reported: Callable[[NvmlGpu], Sequence[object]]  # None for what a GPU does not report
     flaws: Callable[[NvmlGpu], Iterable[_Flaw]]
-    good: str
+    good: str  # the text if no GPU has a flaw
     hint: str
-    unknown: str
+    unknown: str  # what no GPU reports
 
 
 def _judged(name: str, part: _Part, asked: GpuAnswer) -> Finding:
-    """Return the worst of the GPUs' flaws. Raises UnknownError if no GPU reports any of it."""
+    """Return all flaws of the GPUs as one finding. Raises UnknownError if no GPU reports any."""
     known = [gpu for gpu in asked.gpus if any(each is not None for each in part.reported(gpu))]
     if not known:
         raise UnknownError(part.unknown)
@@ -266,15 +256,15 @@ def foreign(asked: GpuAnswer) -> Finding:
 
 
 def _users(gpu: NvmlGpu, own: Collection[int]) -> list[_Flaw]:
+    """Return what uses a GPU, except `own`: this process started them, and the memory is theirs."""
     pids = set(gpu.pids or ())
-    others = ", ".join(
-        name for name in map(described, sorted(pids.difference(own))) if _MPS not in name
-    )
+    names = map(described, sorted(pids.difference(own)))
+    others = ", ".join(name for name in names if _MPS not in name)
     used, total = gpu.used or 0, gpu.total or 0
-    if used <= FEW_BYTES or pids.intersection(own):
-        return [(f"used by {others}", False)] if others else []
-    by = others or "processes that are not visible here"
-    return [(f"{gib(used)} of {gib(total)} in use, by {by}", used > HELD * total)]
+    if used > FEW_BYTES and pids.isdisjoint(own):
+        by = others or "processes that are not visible here"
+        return [(f"{gib(used)} of {gib(total)} in use, by {by}", used > HELD * total)]
+    return [(f"used by {others}", False)] if others else []
 
 
 def described(pid: int) -> str:

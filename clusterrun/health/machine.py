@@ -63,19 +63,18 @@ def shm(ranks: int) -> Finding:
 
 
 def memory(ranks: int, planned: int) -> Finding:
-    """Compare the memory that this process may use with what the ranks of a node need.
-
-    `planned` is the estimate of `plan`; 0 if there is none.
-    """
+    """Compare the memory for this process with what ranks need; `planned`: estimate, 0 if none."""
     name, (limit, _), machine = "node.memory", own_group().limit(), psutil.virtual_memory()
     free = machine.available + psutil.swap_memory().free
     usable = min(free, limit or free)
+    least = (ranks + 1) * LEAST_BYTES_OF_RANK  # the agent is one more
     text = f"{gib(usable)} of {gib(machine.total)} can be used"
-    text += f"; the limit of this job is {gib(limit)}" if limit else ""
-    hint = (
-        "request more with --mem" if usable == limit else "end other programs: ps aux --sort -rss"
-    )
-    if usable < (least := (ranks + 1) * LEAST_BYTES_OF_RANK):
+    hint = "end other programs: ps aux --sort -rss"
+    if limit:
+        text = f"{text}; the limit of this job is {gib(limit)}"
+    if usable == limit:
+        hint = "request more with --mem"
+    if usable < least:
         return fail(name, f"{text}; {ranks} ranks need at least {gib(least)}", hint)
     if usable < planned:
         return note(name, f"{text}; {gib(planned)} are estimated", hint)
@@ -85,20 +84,18 @@ def memory(ranks: int, planned: int) -> Finding:
 
 
 def open_files(ranks: int, of_head: int) -> Finding:
-    """Compare the hard limit of open files with what ranks need: the agent raises the soft one.
-
-    `of_head` is what connections take on the first node, 0 on others.
-    """
-    name, hard = "node.files", resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    """Compare the hard limit of open files with what ranks, and the connections `of_head`, need."""
+    # The agent raises the soft limit.
+    name, (_, hard) = "node.files", resource.getrlimit(resource.RLIMIT_NOFILE)
     certain = max(FEWEST_FILES + ranks, of_head)
     needed = max(LEAST_FILES, ranks * FILES_OF_RANK, of_head + SPARE)
     text = f"{number(hard)} open files are allowed"
     if hard == resource.RLIM_INFINITY or hard >= needed:
         return ok(name, text)
     is_sure = hard < certain
-    text = f"only {text}; {f'{certain} are needed' if is_sure else f'{needed} are recommended'}"
+    wanted = f"{certain} are needed" if is_sure else f"{needed} are recommended"
     hint = "ask the administrator to raise the hard limit (ulimit -H -n)"
-    return bad(name, text, hint, is_sure=is_sure)
+    return bad(name, f"only {text}; {wanted}", hint, is_sure=is_sure)
 
 
 def memlock() -> Finding:
@@ -143,10 +140,7 @@ def text_of(path: Path) -> str:
 
 
 def facts(gpus: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return what nodes are compared by, as `group.fact`; leave out what is unknown.
-
-    `gpus` are facts of the GPUs, by name.
-    """
+    """Return what nodes are compared by, as `group.fact`; leave out what is unknown."""
     found = {
         "versions.python": sys.version.split()[0],
         **{f"versions.{name}": value for name, value in packages().items()},
@@ -200,7 +194,10 @@ class MemoryGroup:
 
     @classmethod
     def own(cls, text: str, root: Path = ROOT, controller: str = "memory") -> MemoryGroup:
-        """Find the cgroup in the text of /proc/self/cgroup; Slurm's job is above `step_*`."""
+        """Find the cgroup in /proc/self/cgroup: lines of `number:controllers:path`.
+
+        The job's cgroup is the one above Slurm's `step_*`; without a step, there is one level.
+        """
         rows = [line.split(":", 2) for line in text.splitlines() if line.count(":") >= 2]
         v1 = next((path for _, names, path in rows if controller in names.split(",")), None)
         v2 = next((path for number, names, path in rows if number == "0" and not names), None)
@@ -208,9 +205,11 @@ class MemoryGroup:
         parts = PurePosixPath(path or "").parts[1:]
         if path is None or ".." in parts:
             return cls(levels=())
-        step = next((n for n, part in enumerate(parts) if part.startswith("step_")), len(parts))
-        levels = [base.joinpath(*parts[:n]) for n in range(len(parts), step - 1, -1) if n]
-        return cls(levels=tuple(levels) or (base,), is_v1=v1 is not None)
+        is_step = [part.startswith("step_") for part in parts]
+        job_depth = is_step.index(True) if True in is_step else len(parts)
+        depths = range(len(parts), max(job_depth, 1) - 1, -1)
+        levels = tuple(base.joinpath(*parts[:depth]) for depth in depths)
+        return cls(levels=levels or (base,), is_v1=v1 is not None)
 
     def kills(self) -> tuple[int | None, ...]:
         """Return each level's count of OOM kills; None if it cannot be read."""
@@ -218,10 +217,12 @@ class MemoryGroup:
         return tuple(_counts(level / name).get("oom_kill") for level in self.levels)
 
     def limit(self) -> tuple[int | None, Path]:
-        """Return the lowest limit of these and the groups above, and the highest that has it."""
+        """Return the lowest limit of these groups and those above, and the highest that has it."""
         name = "memory.limit_in_bytes" if self.is_v1 else "memory.max"
-        places = {up for level in self.levels for up in (level, *level.parents)}
-        return min(((size, up) for up in places if (size := _number(up / name))), default=_NONE)
+        places = {place for level in self.levels for place in (level, *level.parents)}
+        limits = ((_number(place / name), place) for place in places)
+        # Of groups with the same limit, the path of the highest sorts first.
+        return min(((size, place) for size, place in limits if size), default=_NONE)
 
     def memory(self) -> tuple[int, int]:
         """Return what is in use where the limit is lowest, and that limit, or the machine's.
@@ -251,18 +252,19 @@ def own_group(controller: str = "memory", root: Path = ROOT, own: Path = OWN) ->
 
 def cpu_seconds(root: Path = ROOT, own: Path = OWN) -> float:
     """Return the CPU time of the job's cgroup, or of this process's; the machine's without one."""
-    group = own_group("cpuacct", root, own)
-    for level in group.levels[-1:]:  # a container may show the path that its cgroup has outside
-        for place in (level, *level.parents):
-            v1, v2 = _number(place / "cpuacct.usage"), _counts(place / "cpu.stat")
-            if v1 is not None or "usage_usec" in v2:
-                return v2["usage_usec"] / 1e6 if v1 is None else v1 / 1e9
+    for job in own_group("cpuacct", root, own).levels[-1:]:
+        for place in (job, *job.parents):  # a container may show the path that it has outside
+            nanoseconds, found = _number(place / "cpuacct.usage"), _counts(place / "cpu.stat")
+            if nanoseconds is not None:
+                return nanoseconds / 1e9
+            if "usage_usec" in found:
+                return found["usage_usec"] / 1e6
     cpu = psutil.cpu_times()
     return float(cpu.user + cpu.nice + cpu.system + cpu.irq + cpu.softirq)
 
 
 def own_memory(pids: Iterable[int]) -> int:
-    """Return the memory that processes hold and share with no file and no other program."""
+    """Return the bytes that processes hold and share with no file and no other program."""
     found = (text_of(Path(f"/proc/{pid}/statm")).split() for pid in pids)
     return sum((int(row[1]) - int(row[2])) * _PAGE_BYTES for row in found if len(row) > 2)
 

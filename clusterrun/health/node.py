@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from clusterrun.config.choices import Device
 from clusterrun.health import checks, machine, paths
-from clusterrun.health.examine import Look
+from clusterrun.health.examine import Check
 from clusterrun.health.gpus import ANSWER_S, GpuAnswer, device_names, gpu_checks
 from clusterrun.launch.plan import Plan
 from clusterrun.shared.files import needed_descriptors
@@ -26,33 +26,24 @@ from clusterrun.shared.finding import Finding
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """What the ranks of a machine need.
+    """What the ranks of a machine need."""
 
-    `runs` is the directory of the runs, `files` how many files the connections of a process take,
-    `host_bytes` the machine's estimated memory (0: unknown).
-    `gpus` are named as in CUDA_VISIBLE_DEVICES, () for all, None for none; they are for the
-    `node_ranks` of one node, of which a machine may simulate several.
-    """
-
-    runs: Path
+    runs: Path  # the directory of the runs
     ranks: int = 1
-    files: int = 0
-    host_bytes: int = 0
-    gpus: tuple[str, ...] | None = None
-    node_ranks: int = 1
+    files: int = 0  # that the connections of a process take
+    host_bytes: int = 0  # the estimated memory; 0: unknown
+    gpus: tuple[str, ...] | None = None  # as in CUDA_VISIBLE_DEVICES; (): all; None: none
+    node_ranks: int = 1  # of one node: the machine may simulate several, which share its GPUs
 
     @classmethod
     def of(cls, plan: Plan, *, is_head: bool = False) -> Needs:
-        """Return what a plan's ranks need of each machine; simulated nodes share one.
-
-        The head's machine connects to all the others.
-        """
-        shared = plan.nodes if plan.cluster.scheduler.is_this_machine else 1
+        """Return what ranks need of a machine: simulated nodes share it, a head connects to all."""
+        nodes_here = plan.nodes if plan.cluster.scheduler.is_this_machine else 1
         return cls(
             runs=Path(plan.runs_dir),
-            ranks=plan.procs_per_node * shared,
+            ranks=plan.procs_per_node * nodes_here,
             files=needed_descriptors(plan.nodes, plan.world_size) if is_head else 0,
-            host_bytes=plan.host_bytes * shared,
+            host_bytes=plan.host_bytes * nodes_here,
             gpus=tuple(device_names(os.environ)) if plan.device is Device.CUDA else None,
             node_ranks=plan.procs_per_node,
         )
@@ -62,7 +53,7 @@ class Needs:
         return None if self.gpus is None else GpuAnswer(self.gpus, within_s)
 
 
-def quick_looks(needs: Needs, asked: GpuAnswer | None = None) -> dict[str, Look]:
+def quick_checks(needs: Needs, asked: GpuAnswer | None = None) -> dict[str, Check]:
     """Return the quick checks by id, those of one domain in a row.
 
     The last ones of a domain may wait for a file system. `asked` answers about the GPUs of
@@ -77,17 +68,17 @@ def quick_looks(needs: Needs, asked: GpuAnswer | None = None) -> dict[str, Look]
         "node.memlock": machine.memlock,
         "node.tmp": paths.scratch,
         **gpu_checks(asked or needs.gpu_answer(), needs.node_ranks),
-        **{name: partial(x.look, needs) for name, x in own_checks().items() if x.is_quick},
+        **{name: partial(x.run, needs) for name, x in own_checks().items() if x.is_quick},
     }
 
 
-def all_looks(needs: Needs, asked: GpuAnswer | None = None) -> dict[str, Look]:
+def all_checks(needs: Needs, asked: GpuAnswer | None = None) -> dict[str, Check]:
     """Return all checks of a machine by id: also those that may be slow, or write to `runs`."""
     asked = asked or needs.gpu_answer()
     return {
-        **quick_looks(needs, asked),
+        **quick_checks(needs, asked),
         **({"cuda.driver": partial(_driver, asked)} if asked else {}),
-        **{name: partial(each.look, needs) for name, each in own_checks().items()},
+        **{name: partial(each.run, needs) for name, each in own_checks().items()},
     }
 
 
@@ -118,21 +109,21 @@ class CheckPage:
 class OwnCheck(NamedTuple):
     """A check with its page; a quick one is also part of the preflight."""
 
-    look: Callable[[Needs], Finding]
+    run: Callable[[Needs], Finding]
     page: CheckPage
     is_quick: bool
 
 
 _CHECKS: Final[dict[str, OwnCheck]] = {}
-_Look = Callable[[Needs], Finding]
+_Run = Callable[[Needs], Finding]
 
 
-def check(name: str, page: CheckPage, *, is_quick: bool = False) -> Callable[[_Look], _Look]:
+def check(name: str, page: CheckPage, *, is_quick: bool = False) -> Callable[[_Run], _Run]:
     """Add a check; `name` is its id."""
 
-    def register(look: _Look) -> _Look:
-        _CHECKS[name] = OwnCheck(look, page, is_quick)
-        return look
+    def register(run: _Run) -> _Run:
+        _CHECKS[name] = OwnCheck(run, page, is_quick)
+        return run
 
     return register
 
@@ -145,10 +136,7 @@ def own_checks() -> Mapping[str, OwnCheck]:
 
 
 def pages() -> Mapping[str, CheckPage]:
-    """Return the pages of all checks by id (`checks.yaml`), those with a file of their own last.
-
-    The order is that of the checks: of a machine and of Slurm, then of nodes.
-    """
+    """Return the pages of all checks by id, in their order; those with a file of their own last."""
     import yaml  # agents load no pages
 
     text = Path(__file__).with_name("checks.yaml").read_text(encoding="utf-8")

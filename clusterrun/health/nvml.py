@@ -21,33 +21,26 @@ _NO_DRIVER: Final = ("NVML_ERROR_LIBRARY_NOT_FOUND", "NVML_ERROR_DRIVER_NOT_LOAD
 
 @dataclass(frozen=True, kw_only=True)
 class NvmlGpu:
-    """A GPU as NVML describes it; None: NVML does not report it. `problem`: it does not answer.
+    """A GPU as NVML describes it; None: NVML does not report it, or was not asked (`--again`)."""
 
-    `name` is as in CUDA_VISIBLE_DEVICES. `errors` are uncorrected ECC errors since its last reset.
-    `is_pending`: a part of its memory waits for its replacement. `is_worn`: none is left.
-    `reasons` are bits of nvmlClocksEventReasons, `recovery` is an nvmlDeviceGpuRecoveryAction.
-    Only `--again` asks for `activity` (percent of the time in which any kernel ran), `watts` and
-    `celsius`.
-    """
-
-    name: str
-    problem: str = ""
+    name: str  # as in CUDA_VISIBLE_DEVICES
+    problem: str = ""  # why it does not answer
     model: str | None = None
     address: str | None = None
     used: int | None = None
     total: int | None = None
-    errors: int | None = None
-    is_pending: bool | None = None
-    is_worn: bool | None = None
-    reasons: int | None = None
-    recovery: int | None = None
+    errors: int | None = None  # uncorrected ECC errors since its last reset
+    is_pending: bool | None = None  # a part of its memory waits for its replacement
+    is_worn: bool | None = None  # no replacement is left
+    reasons: int | None = None  # bits of nvmlClocksEventReasons
+    recovery: int | None = None  # an nvmlDeviceGpuRecoveryAction
     pids: Sequence[int] | None = None
     uuid: str | None = None
     capability: Sequence[int] | None = None
     links: Sequence[bool] | None = None
-    activity: float | None = None
-    watts: float | None = None
-    celsius: int | None = None
+    activity: float | None = None  # percent of the time in which any kernel ran; with --again
+    watts: float | None = None  # with --again
+    celsius: int | None = None  # with --again
 
 
 class Driver:
@@ -62,6 +55,7 @@ class Driver:
         return {name: uuid for number in numbers for name, uuid in self._parts(number).items()}
 
     def _parts(self, number: int) -> dict[str, str]:
+        """Return the UUIDs of a GPU's MIG slices by name, or of the GPU ("" if it is silent)."""
         whole = self.ask("DeviceGetHandleByIndex", number)
         if whole is None:
             return {str(number): ""}
@@ -108,19 +102,20 @@ class Driver:
         return read(answer) if read else answer
 
     def handles(self, name: str) -> tuple[Any, Any]:
-        """Return the handles of a GPU and of the part of it that is meant."""
+        """Return the handles of a GPU, and of the MIG slice that is meant, or the GPU's again."""
         nvml = self.nvml
         if name.startswith("MIG-"):
             part = nvml.nvmlDeviceGetHandleByUUID(name)
             return nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(part), part
-        if not name.isdigit():  # CUDA accepts the beginning of a UUID
-            handles = (
-                self.ask("DeviceGetHandleByIndex", n) for n in range(nvml.nvmlDeviceGetCount())
-            )
-            uuids = (nvml.nvmlDeviceGetUUID(handle) for handle in handles if handle)
-            name = next((uuid for uuid in uuids if uuid.startswith(name)), name)
-            return (nvml.nvmlDeviceGetHandleByUUID(name),) * 2
-        return (nvml.nvmlDeviceGetHandleByIndex(int(name)),) * 2
+        if name.isdigit():
+            whole = nvml.nvmlDeviceGetHandleByIndex(int(name))
+            return whole, whole
+        numbers = range(nvml.nvmlDeviceGetCount())
+        found = (self.ask("DeviceGetHandleByIndex", number) for number in numbers)
+        uuids = (nvml.nvmlDeviceGetUUID(handle) for handle in found if handle)
+        uuid = next((uuid for uuid in uuids if uuid.startswith(name)), name)  # as CUDA does
+        whole = nvml.nvmlDeviceGetHandleByUUID(uuid)
+        return whole, whole
 
     def _memory(self, handle: Any) -> Any:
         """Return the memory in use, without what the driver reserves if it reports that."""
@@ -133,12 +128,12 @@ class Driver:
         uncorrected, volatile = 1, 0
         retired = self.ask("DeviceGetRetiredPagesPendingStatus", handle)
         rows = self.ask("DeviceGetRemappedRows", handle)
-        waiting = [retired, *([rows[2]] if rows else [])]
-        known = [bool(each) for each in waiting if each is not None]
+        _, _, remapping, has_failed = rows or (None, None, None, None)
+        pending = [bool(each) for each in (retired, remapping) if each is not None]
         return {
             "errors": self.ask("DeviceGetTotalEccErrors", handle, uncorrected, volatile),
-            "is_pending": any(known) if known else None,
-            "is_worn": rows and bool(rows[3]),
+            "is_pending": any(pending) if pending else None,
+            "is_worn": None if has_failed is None else bool(has_failed),
         }
 
     def _recovery(self, handle: Any) -> int | None:
@@ -175,15 +170,14 @@ def main(words: Sequence[str]) -> None:
     driver = opened()
     if not isinstance(driver, Driver):
         say(driver)
-        return
-    for _ in sys.stdin if is_repeated else ():
-        say({GPU: [asdict(driver.working(name)) for name in names or driver.names()]})
-    if is_repeated:
-        return
-    say({DRIVER: driver.ask("SystemGetDriverVersion") or ""})
-    for name in names or driver.names():
-        say({ASKS: f"GPU {name}"})
-        say({GPU: asdict(driver.gpu(name))})
+    elif is_repeated:
+        for _ in sys.stdin:
+            say({GPU: [asdict(driver.working(name)) for name in names or driver.names()]})
+    else:
+        say({DRIVER: driver.ask("SystemGetDriverVersion") or ""})
+        for name in names or driver.names():
+            say({ASKS: f"GPU {name}"})
+            say({GPU: asdict(driver.gpu(name))})
 
 
 def opened() -> Driver | dict[str, str]:

@@ -44,11 +44,11 @@ def runs(path: Path, *, is_shared: bool) -> Finding:
         text = f"{path} is on {kind}, which is seldom shared with the nodes"
         return note(name, text, f"check on a node: srun ls -d {place}; else {_SHARED}")
     if (took_s := time.monotonic() - start) > SLOW_S:
-        return slow(path, f"answered after {took_s:.1f} s")
+        return slow_finding(path, f"answered after {took_s:.1f} s")
     return ok(name, f"{path} can be written" if place == path else f"{path} can be created")
 
 
-def slow(path: Path, how: str = "does not answer") -> Finding:
+def slow_finding(path: Path, how: str = "does not answer") -> Finding:
     """Return what a file system gets that is stuck or slow."""
     return note("path.runs", f"{path} {how}", f"look again: time ls -d {path}; or {_ELSEWHERE}")
 
@@ -78,21 +78,25 @@ def scratch() -> Finding:
     ]
     if os.path.realpath(place) != os.path.realpath(asked):
         found.append(note(name, f"{asked} cannot be written; {place} is used instead", hint))
-    wrong = [each for each in found if each.severity in BAD]
-    all_well = ok(name, "; ".join(each.text for each in found))
-    return min(wrong, key=lambda each: BAD.index(each.severity), default=all_well)
+    for severity in BAD:
+        if wrong := [each for each in found if each.severity is severity]:
+            return wrong[0]
+    return ok(name, "; ".join(each.text for each in found))
 
 
 def _room(
     name: str, path: Path, levels: tuple[int, int], hint: str, *, of_inodes: bool = False
 ) -> Finding:
     """Judge what is free; `levels`: below the first a job fails, below the second it may."""
-    found = os.statvfs(existing(path))
-    if not (found.f_files if of_inodes else found.f_blocks):
+    disk, (least, few) = os.statvfs(existing(path)), levels
+    total, free = disk.f_blocks, disk.f_bavail * disk.f_frsize
+    amount = gib(free)
+    if of_inodes:
+        total, free = disk.f_files, disk.f_favail
+        amount = f"{free} inodes"
+    if not total:
         return skip(name, "the file system does not report this")
-    free = found.f_favail if of_inodes else found.f_bavail * found.f_frsize
-    text = f"{f'{free} inodes' if of_inodes else gib(free)} are free for {path}"
-    least, few = levels
+    text = f"{amount} are free for {path}"
     return ok(name, text) if free >= few else bad(name, f"only {text}", hint, is_sure=free < least)
 
 
@@ -108,9 +112,9 @@ def file_system(path: Path) -> str:
         lines = MOUNTS.read_text(errors="replace").splitlines()
     except OSError:
         return ""
-    found: dict[str, str] = {}
-    for line in lines:
+    kinds: dict[str, str] = {}
+    for line in lines:  # `... MOUNT_POINT OPTIONS ... - KIND ...`, blanks in octal: \040
         place = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), line.split()[4])
-        found[place] = line.partition(" - ")[2].split(" ")[0]
-    above = [place for place in found if real.startswith(f"{place.rstrip('/')}/")]
-    return found[max(above, key=len)] if above else ""
+        kinds[place] = line.partition(" - ")[2].split(" ")[0]
+    above = [place for place in kinds if real.startswith(f"{place.rstrip('/')}/")]
+    return kinds[max(above, key=len)] if above else ""

@@ -26,14 +26,14 @@ _CUDA: Final = re.compile(r"^cuda\b[^=\n]*=\s*['\"]([0-9.]+)['\"]", re.MULTILINE
 
 
 def torch(python: Interpreter, cuda: str | None, *, on_gpus: bool, is_sure: bool) -> Finding:
-    """Look whether torch, built with this CUDA, can use the GPUs of the job."""
+    """Look whether torch can use the GPUs of the job; `cuda` is as `cuda_of_torch` returns it."""
     name, version = "python.torch", python.packages.get("torch", "")
     if not version:
         return skip(name, f"no torch is known of {python.path or 'the interpreter'}")
     text = f"torch {version}".replace(" ?", ", version unknown")
     if cuda == "" and on_gpus:
         text = f"{text} was built without CUDA; the job requests GPUs"
-        hint = "install a torch with CUDA: pytorch.org/get-started; or train on CPUs: --device cpu"
+        hint = "install torch with CUDA: pytorch.org/get-started; or train on CPUs: --device cpu"
         return bad(name, text, hint, is_sure=is_sure)
     return ok(name, text)
 
@@ -42,7 +42,8 @@ def compiler(python: Interpreter, environ: Mapping[str, str], *, is_sure: bool) 
     """Look for the C++ compiler and ninja, with which torch builds DeepSpeed's operators."""
     name, program = "python.compiler", environ.get("CXX") or "c++"
     why = "which DeepSpeed's offload needs to build its optimizer"
-    found = next(filter(None, map(shell.find, program.split()[:1])), None)
+    words = program.split()  # CXX may contain options
+    found = shell.find(words[0]) if words else None
     if not found:
         hint = "install g++ or load a module with it in setup:"
         return bad(name, f"no C++ compiler ({program}), {why}", hint, is_sure=is_sure)
@@ -66,21 +67,24 @@ def cuda_of_torch(places: Sequence[str], torch: str) -> str | None:
             text = Path(place, "torch", "version.py").read_text(errors="replace")
             found = _CUDA.search(text)
             return found[1] if found else ""
-    tag = re.search(r"\+(?:cpu|cu([0-9]+)([0-9]))$", torch)
-    return (f"{tag[1]}.{tag[2]}" if tag[1] else "") if tag else None
+    if torch.endswith("+cpu"):
+        return ""
+    tag = re.search(r"\+cu([0-9]+)([0-9])$", torch)
+    return f"{tag[1]}.{tag[2]}" if tag else None
 
 
 def driver(cuda: str | None, asked: GpuAnswer) -> Finding:
     """Look at the driver; `cuda` is the version that torch was built with."""
-    name, found = "cuda.driver", asked.any
+    name, found = "cuda.driver", asked.answer
     if found.problem:
         return fail(name, found.problem, "ask the administrator to look at it: nvidia-smi -q")
     if not found.driver:
         return skip(name, found.absent or NO_DRIVER)
-    least, numbers = _OLDEST.get((cuda or "").split(".")[0]), parse_version(found.driver)
-    if least and numbers and numbers < least:
-        text = f"driver {found.driver} is too old for torch's CUDA {cuda}: it needs {dotted(least)}"
-        return fail(name, text, "install a torch for an older CUDA: pytorch.org/get-started")
+    oldest, own = _OLDEST.get((cuda or "").split(".")[0]), parse_version(found.driver)
+    if oldest and own and own < oldest:
+        needed = f"torch's CUDA {cuda}: it needs {dotted(oldest)}"
+        hint = "install a build of torch for an older CUDA: pytorch.org/get-started"
+        return fail(name, f"driver {found.driver} is too old for {needed}", hint)
     return ok(name, f"driver {found.driver}")
 
 
@@ -100,9 +104,9 @@ def toolkit(cuda: str | None, environ: Mapping[str, str], *, is_sure: bool) -> F
         return skip(name, f"{program} does not print its version")
     text = f"nvcc has CUDA {found}, torch was built with CUDA {cuda}"
     if found.split(".")[0] != cuda.split(".")[0]:
-        is_off = environ.get("DS_SKIP_CUDA_CHECK") == "1"
-        text = f"{text}{', DS_SKIP_CUDA_CHECK=1' * is_off}"
-        return bad(name, text, hint, is_sure=is_sure and not is_off)
+        if environ.get("DS_SKIP_CUDA_CHECK") == "1":
+            return note(name, f"{text}, DS_SKIP_CUDA_CHECK=1", hint)
+        return bad(name, text, hint, is_sure=is_sure)
     if parse_version(found) != parse_version(cuda):
         return note(name, f"{text}; this usually works", hint)
     return ok(name, text)
@@ -111,12 +115,14 @@ def toolkit(cuda: str | None, environ: Mapping[str, str], *, is_sure: bool) -> F
 def _nvcc(environ: Mapping[str, str]) -> str | None:
     """Find nvcc where torch looks for it."""
     home = environ.get("CUDA_HOME") or environ.get("CUDA_PATH")
-    places = [home] if home else [None, str(TOOLKIT)]
-    found = (shell.find("nvcc") if at is None else f"{at}/bin/nvcc" for at in places)
+    found: list[str | None] = (
+        [f"{home}/bin/nvcc"] if home else [shell.find("nvcc"), f"{TOOLKIT}/bin/nvcc"]
+    )
     return next((path for path in found if path and os.access(path, os.X_OK)), None)
 
 
 def _release(program: str) -> str:
+    """Return the CUDA version that nvcc prints; "" if it prints none."""
     try:
         done = shell.run([program, "--version"], timeout_s=ANSWER_S, tries=1)
     except ClusterrunError:

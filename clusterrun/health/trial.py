@@ -24,7 +24,7 @@ from clusterrun.config.choices import Device
 from clusterrun.health.examine import differences, examine, side_by_side
 from clusterrun.health.gpus import LONG_S, gpu_facts
 from clusterrun.health.machine import facts
-from clusterrun.health.node import Needs, all_looks
+from clusterrun.health.node import Needs, all_checks
 from clusterrun.launch.plan import Plan
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.reading import read_plan
@@ -50,21 +50,26 @@ PAUSE_S: Final = 0.05
 
 
 def main() -> None:
-    """Check this rank's part, and take part in what all do; an error is what is reported."""
+    """Check this rank's node and device, then measure with the other ranks.
+
+    The first rank of a node writes its report after each stage: each of them may hang.
+    """
     root = Path(os.environ["CLUSTERRUN_RUN_DIR"])
     plan = read_plan(RunPaths(root=root))
     rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     device = f"{'cuda' if plan.device is Device.CUDA else 'cpu'}:{local}"
     report = None
     if local == 0:
-        report = _alone(plan, rank)
+        report = _check_node(plan, rank)
         write_node(root, report)
-    computed = {device: _answer("tflops", "error", lambda: matmul_rate(_of_torch(device)))}
+    product = partial(matmul_rate, _of_torch(device))
+    computed = {device: _number_or_error("tflops", "error", product)}
     if report:
         report = replace(report, computed=computed)
         write_node(root, report)
     with suppress(ImportError, RuntimeError):  # without torch, or the first rank: they do not meet
-        found = _measure(plan, rank, {"node": report and report.node, "computed": computed})
+        mine = {"node": report and report.node, "computed": computed}
+        found = _measure_together(plan, rank, mine)
         if report:
             report = replace(report, has_measured=True, **found)
             write_node(root, report)
@@ -72,19 +77,20 @@ def main() -> None:
         write_node(root, replace(report, is_done=True))
 
 
-def _alone(plan: Plan, rank: int) -> NodeReport:
+def _check_node(plan: Plan, rank: int) -> NodeReport:
+    """Run the checks that need no other node."""
     needs = Needs.of(plan, is_head=rank == 0)
     asked = needs.gpu_answer(LONG_S)
-    checks = tuple(examine(all_looks(needs, asked), CHECKS_S))
+    checks = tuple(examine(all_checks(needs, asked), CHECKS_S))
     own = facts(gpu_facts(asked) if asked else {})
     return NodeReport(node=os.environ["CLUSTERRUN_NODE"], checks=checks, facts=own)
 
 
-def _measure(plan: Plan, rank: int, mine: Mapping[str, Any]) -> dict[str, Any]:
-    """Meet the other ranks, and reduce with those that can; return fields of the node's report.
+def _measure_together(plan: Plan, rank: int, mine: Mapping[str, Any]) -> dict[str, Any]:
+    """Meet the other ranks, and time an all-reduce; return fields of the node's report.
 
-    The first rank hosts their store, and waits for the others; a late one is left out.
-    Raises ImportError, RuntimeError.
+    The first rank hosts the store in which they meet, and decides who is late. Only ranks whose
+    device computed take part in the all-reduce. Raises ImportError, RuntimeError.
     """
     from torch.distributed import TCPStore
 
@@ -98,11 +104,12 @@ def _measure(plan: Plan, rank: int, mine: Mapping[str, Any]) -> dict[str, Any]:
     known = {int(each): found for each, found in json.loads(store.get("ready")).items()}
     if rank not in known:
         raise RuntimeError("this rank was late")
-    fit = [n for n, found in known.items() if "error" not in next(iter(found["computed"].values()))]
-    device = next(iter(mine["computed"]))
-    reduced = _reduced(store, device, fit.index(rank), len(fit)) if rank in fit else {}
+    (device,) = mine["computed"]  # each rank has one
+    computed = {n: next(iter(found["computed"].values())) for n, found in known.items()}
+    members = [n for n, each in computed.items() if "tflops" in each]
+    reduced = _timed_all_reduce(store, device, rank, members) if rank in members else {}
     store.set(f"done/{rank}", "")
-    if is_first:  # the store ends with it
+    if is_first:  # when it exits, the store is gone: it waits until the others need it no longer
         until = time.monotonic() + 2 * REDUCE_S
         while time.monotonic() < until and not all(store.check([f"done/{n}"]) for n in known):
             time.sleep(PAUSE_S)
@@ -112,7 +119,7 @@ def _measure(plan: Plan, rank: int, mine: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _gathered(store: Any, plan: Plan) -> dict[int, dict[str, Any]]:
-    """Wait for the ranks that may still come: torch may not start on a node."""
+    """Return what each rank found; leave out a late one: torch may not start on its node."""
     began, ranks = time.monotonic(), range(plan.world_size)
     missing = set(ranks)
     while missing and time.monotonic() - began < COMPUTE_S:
@@ -121,28 +128,28 @@ def _gathered(store: Any, plan: Plan) -> dict[int, dict[str, Any]]:
     return {rank: json.loads(store.get(f"ready/{rank}")) for rank in ranks if rank not in missing}
 
 
-def _reduced(store: Any, device: str, place: int, world: int) -> dict[str, Any]:
+def _timed_all_reduce(store: Any, device: str, rank: int, members: Sequence[int]) -> dict[str, Any]:
+    """Time an all-reduce between `members`; return its time or its error as a report has it."""
     from torch.distributed import PrefixStore
 
-    reduce = partial(_all_reduce, _of_torch(device), PrefixStore("group", store), place, world)
-    # A rank that is in the group may wait for others that are not, without a time limit.
-    part = partial(_answer, "reduced_s", "reduce_error", reduce)
-    found = side_by_side({"reduced": part}, REDUCE_S)
+    group = PrefixStore("group", store)
+    reduce = partial(_all_reduce, _of_torch(device), group, members.index(rank), len(members))
+    attempt = partial(_number_or_error, "reduced_s", "reduce_error", reduce)
+    # In a thread: it may wait without a time limit for a member that never enters it.
+    found = side_by_side({"reduced": attempt}, REDUCE_S)
     return found.get("reduced") or {"reduce_error": f"no answer within {REDUCE_S:g} s"}
 
 
-# What may hang
-
-
-def _answer(name: str, failed: str, act: Callable[[], float]) -> dict[str, Any]:
-    """Return a number by its name, or the error."""
+def _number_or_error(name: str, error_name: str, act: Callable[[], float]) -> dict[str, Any]:
+    """Return the number that `act` returns, by its name; if it raises, the error by another."""
     try:
         return {name: act()}
     except Exception as error:  # noqa: BLE001 - whatever torch and the driver raise is the answer
-        return {failed: f"{type(error).__name__}: {error}"}
+        return {error_name: f"{type(error).__name__}: {error}"}
 
 
 def _of_torch(device: str) -> str:
+    """Return a device as torch names it: the number of a CPU is only that of its rank."""
     return "cpu" if device.startswith("cpu") else device
 
 
@@ -170,10 +177,7 @@ def _all_reduce(device: str, store: Any, rank: int, world: int) -> float:
 
 
 def matmul_rate(device: str) -> float:
-    """Return the rate of a device, as torch names it, in TFLOPS.
-
-    Raises RuntimeError for a wrong product, and torch's errors.
-    """
+    """Return the TFLOPS of a device. Raises RuntimeError for a wrong product, or torch's errors."""
     import torch
 
     on_gpu = torch.device(device).type == "cuda"
@@ -198,7 +202,7 @@ def matmul_rate(device: str) -> float:
 
 
 def _repeat(act: Callable[[], None], for_s: float) -> tuple[int, float]:
-    """Return how often it was done, and in how many seconds."""
+    """Repeat an act for this long, at least once; return how often, and in how many seconds."""
     begin, times = time.perf_counter(), 0
     while not times or time.perf_counter() - begin < for_s:
         act()
@@ -213,32 +217,27 @@ OF_ALL: Final = "net.reduce"  # one node may make it fail on the others
 _MEET: Final = "net.meet"
 OTHER: Final = "choose a directory that all nodes share with --run-dir"
 _SOURCE: Final = re.compile(r"^\w+: (\[[^]]*\] )?")  # gloo's source file
-UNSTARTED: Final = "Slurm could not start the job's script on it"
+UNSTARTED: Final = "Slurm could not start the job's script on the node"
 _SILENT: Final = (
-    "no report within {:.0f} s: it is stuck or very busy, or the job does not start on it"
+    "no report within {:.0f} s: the node is stuck or very busy, or the job does not start there"
 )
-_LEAVE_OUT: Final = "leave it out with --exclude {}, and tell the administrator"
+_LEAVE_OUT: Final = "leave the node out with --exclude {}, and tell the administrator"
 _TRY: Final = "python -c 'import torch; print((torch.ones(9, 9) @ torch.ones(9, 9)).sum())'"
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeReport:
-    """What a node found. `is_done`: its script ends.
-
-    `computed`: by device; None until it has computed. `has_measured`: with the others, after they
-    met. `reduced_s`: the time of an all-reduce; `reduce_error` if it failed. Only the first node
-    knows which nodes have `met`; None until then.
-    """
+    """What a node found, as far as its script has come."""
 
     node: str
     checks: tuple[Finding, ...]
     facts: Mapping[str, str]
-    computed: Mapping[str, Mapping[str, Any]] | None = None
-    has_measured: bool = False
-    reduced_s: float | None = None
+    computed: Mapping[str, Mapping[str, Any]] | None = None  # by device; None: not yet
+    has_measured: bool = False  # with the other nodes
+    reduced_s: float | None = None  # the time of an all-reduce
     reduce_error: str = ""
-    met: tuple[str, ...] | None = None
-    is_done: bool = False
+    met: tuple[str, ...] | None = None  # nodes; only the first node knows; None: not yet
+    is_done: bool = False  # its script ends
 
 
 def write_node(run_dir: Path, report: NodeReport) -> None:
@@ -259,7 +258,7 @@ def read_nodes(run_dir: Path) -> dict[str, NodeReport]:
     return found
 
 
-def of_nodes(
+def judge_nodes(
     nodes: Sequence[str],
     found: Mapping[str, NodeReport],
     met: Collection[str] | None,
@@ -271,20 +270,20 @@ def of_nodes(
 ) -> dict[str, list[Finding]]:
     """Return the checks of each node.
 
-    `met`: the nodes that did so; None if none could. On `unstarted` Slurm could not start the job;
-    `said`: why nodes did not take part. `waited_s`: for all of them.
+    `met`: the nodes whose ranks met; None if no ranks could. `unstarted`: those on which Slurm
+    could not start the job. `said`: why a node did not take part. `waited_s`: for the reports.
     """
-    rates = {each: rate for each, report in found.items() if (rate := _rate(report, "cuda"))}
+    rates = {node: rate for node, report in found.items() if (rate := _rate(report, "cuda"))}
     behind = slow(rates)
     errors = (report.reduce_error for report in found.values())
-    problem = _SOURCE.sub("", max(errors, key=len, default=""))  # each noticed the same
+    problem = _SOURCE.sub("", max(errors, key=len, default=""))  # one fault; the longest says most
     checks: dict[str, list[Finding]] = {}
     for node in nodes:
         report = found.get(node)
         if report is None:
-            words = UNSTARTED if node in unstarted else said.get(node, "")
+            reason = UNSTARTED if node in unstarted else said.get(node, "")
             about = {"has_joined": node in (met or ()), "has_slurm": has_slurm}
-            checks[node] = [unreported(node, words, waited_s, **about)]
+            checks[node] = [unreported(node, reason, waited_s, **about)]
             continue
         own = [ok("node.report", "reported"), *report.checks, _computed(node, report, behind)]
         checks[node] = own if met is None else [*own, *_joint(report, met, problem)]
@@ -293,21 +292,22 @@ def of_nodes(
 
 def unreported(
     node: str,
-    words: str,
+    reason: str,
     waited_s: float = 0.0,
     *,
     has_joined: bool = False,
     has_slurm: bool = True,
 ) -> Finding:
-    """Return the failure of a node that did not report; `words`: why, if that is known."""
-    look = f"look at it with: scontrol show node {node}; " * has_slurm
-    hint = f"{look}{_LEAVE_OUT.format(node)}"
-    if words and words != UNSTARTED:
+    """Return the failure of a node that did not report; `reason`: why, if that is known."""
+    if reason and reason != UNSTARTED:
         hint = f"correct this, or leave the node out with --exclude {node}"
-    elif has_joined:
-        words = "no report, but it answered the first node: its files are not visible here"
-        hint = OTHER
-    return fail("node.report", words or _SILENT.format(waited_s), hint)
+        return fail("node.report", reason, hint)
+    if has_joined:
+        text = "no report, but the node answered the first one: its files are not visible here"
+        return fail("node.report", text, OTHER)
+    look = f"look at the node: scontrol show node {node}; " if has_slurm else ""
+    hint = f"{look}{_LEAVE_OUT.format(node)}"
+    return fail("node.report", reason or _SILENT.format(waited_s), hint)
 
 
 def _rate(report: NodeReport, kind: str = "") -> float | None:
@@ -334,15 +334,16 @@ def _computed(node: str, report: NodeReport, behind: Mapping[str, float]) -> Fin
 
 
 def _joint(report: NodeReport, met: Collection[str], problem: str) -> list[Finding]:
-    """Judge what a node did with the others."""
+    """Judge what a node did with the others; `problem`: why their all-reduce failed, if it did."""
     if report.node not in met:
         return [skip(name, "its ranks did not meet the others") for name in (_MEET, OF_ALL)]
     if not report.has_measured:
         hint = "look for a process that hangs on the node, or a broken link"
-        lost = fail(_MEET, "it met the others, then it stopped answering", hint)
+        lost = fail(_MEET, "the node met the others, then it stopped answering", hint)
         return [lost, skip(OF_ALL, "not measured")]
-    well = ok(_MEET, "met on a port of network.port_range")
-    own = well if len(met) > 1 else skip(_MEET, "no other node is present")
+    own = skip(_MEET, "no other node is present")
+    if len(met) > 1:
+        own = ok(_MEET, "met on a port of network.port_range")
     if report.reduce_error:
         hint = "name the interface with --set network.interface=NAME; look for a firewall"
         return [own, fail(OF_ALL, f"an all-reduce failed: {problem}", hint)]
@@ -352,13 +353,13 @@ def _joint(report: NodeReport, met: Collection[str], problem: str) -> list[Findi
     return [own, ok(OF_ALL, text)]
 
 
-def of_group(
+def compare_nodes(
     nodes: Sequence[str], found: Mapping[str, NodeReport], met: Collection[str] | None
 ) -> list[Finding]:
     """Return the checks that compare nodes."""
     checks = differences({node: report.facts for node, report in found.items()})
-    is_there = found.keys() & nodes[:1]
-    why = f"{'torch does not start on' if is_there else 'no report from'} the first node"
+    has_first = not found.keys().isdisjoint(nodes[:1])
+    why = f"{'torch does not start on' if has_first else 'no report from'} the first node"
     return checks if met is not None else [*checks, skip(_MEET, why)]
 
 
@@ -369,8 +370,6 @@ def slow(values: Mapping[str, float], least: float = 0.75) -> dict[str, float]:
 
     >>> slow({"n1": 100.0, "n2": 98.0, "n3": 50.0, "n4": 102.0})
     {'n3': 0.5}
-    >>> slow({"n1": 100.0, "n2": 80.0})
-    {}
     """
     ordered = sorted((value, node) for node, value in values.items() if math.isfinite(value))
     found = {}

@@ -18,27 +18,20 @@ from clusterrun.shared.finding import Finding, Severity
 
 
 class Launch(NamedTuple):
-    """What the job gives the script.
-
-    `is_sized` is False if nodes and ranks are an assumption. `is_simulated`: all nodes are this
-    machine. `shared_port` is the port that the user chose, 0 if no other job can be on its nodes.
-    `args` are the script's arguments; `setup` are the lines of bash that run before. `missing` are
-    the files that the accelerate YAML names and that do not exist. `is_missing` says whether
-    another file certainly does not exist.
-    """
+    """What the job gives the script."""
 
     nodes: int = 2
     ranks_per_node: int = 2
     has_gpus: bool = True
-    is_sized: bool = True
-    is_simulated: bool = False
+    is_sized: bool = True  # nodes and ranks are no assumption
+    is_simulated: bool = False  # all nodes are this machine
     strategy: str = "ddp"
     max_restarts: int = 0
-    shared_port: int = 0
-    args: tuple[str, ...] = ()
-    setup: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
-    is_missing: Callable[[str], bool] = lambda path: False
+    shared_port: int = 0  # that the user chose; 0 if no other job can be on the nodes
+    args: tuple[str, ...] = ()  # of the script
+    setup: tuple[str, ...] = ()  # lines of bash that run before
+    missing: tuple[str, ...] = ()  # files that the accelerate YAML names and that do not exist
+    is_missing: Callable[[str], bool] = lambda path: False  # certainly; of any other file
 
     @property
     def world_size(self) -> int:
@@ -53,7 +46,7 @@ class Launch(NamedTuple):
 
 Found = tuple[ast.AST | None, str]
 """Where, and what; None stands for the job's settings."""
-Look = Callable[[Script, Launch], Iterator[Found]]
+Search = Callable[[Script, Launch], Iterator[Found]]
 
 
 class Rule(NamedTuple):
@@ -62,18 +55,18 @@ class Rule(NamedTuple):
     id: str
     reason: str
     fix: str
-    look: Look
+    search: Search
 
 
 _RULES: Final[dict[str, Rule]] = {}
 
 
-def rule(name: str, reason: str, fix: str) -> Callable[[Look], Look]:
+def rule(name: str, reason: str, fix: str) -> Callable[[Search], Search]:
     """Add a rule; `name` is its id."""
 
-    def register(look: Look) -> Look:
-        _RULES[name] = Rule(id=name, reason=reason, fix=fix, look=look)
-        return look
+    def register(search: Search) -> Search:
+        _RULES[name] = Rule(id=name, reason=reason, fix=fix, search=search)
+        return search
 
     return register
 
@@ -103,7 +96,7 @@ def lint(source: bytes, launch: Launch) -> tuple[Finding, ...]:
             line=getattr(node, "lineno", 0),
         )
         for rule in rules().values()
-        for node, what in rule.look(script, launch)
+        for node, what in rule.search(script, launch)
     ]
     kept = (each for each in found if not script.is_ignored(each.line, each.id))
     return tuple(sorted(kept, key=lambda each: each.line))

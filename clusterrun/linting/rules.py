@@ -28,6 +28,7 @@ DDP: Final = (
 LOADER: Final = ("torch.utils.data.DataLoader", "torch.utils.data.dataloader.DataLoader")
 DEVICE_COUNT: Final = "torch.cuda.device_count"
 INIT: Final = "torch.distributed.init_process_group"
+SPAWN: Final = ("torch.multiprocessing.spawn", "torch.multiprocessing.spawn.spawn")
 ARGUMENTS: Final = (
     *(".TrainingArguments", ".Seq2SeqTrainingArguments"),
     *(".SFTConfig", ".DPOConfig", ".GRPOConfig", ".RewardConfig"),
@@ -63,16 +64,15 @@ _MAY_JOIN = r"(?i)distributed|device_mesh|exec\(|importlib|runpy|__import__"
 _TRAINERS = "trainer|trainingarg|accelerat|deepspeed|lightning|tp_plan"
 
 
-# The world
-
-
 @rule(
     "never-joins",
     "the script trains, but nothing in it joins the ranks: each would train its own model",
     "wrap the model in DistributedDataParallel after init_process_group(), or use accelerate",
 )
 def _never_joins(script: Script, launch: Launch) -> Iterator[Found]:
-    if launch.world_size < 2 or launch.strategy == "none" or not is_closed(script, also=_ALONE):
+    if launch.world_size < 2 or launch.strategy == "none":
+        return
+    if not is_self_contained(script, also=_ALONE):
         return
     words = _MAY_JOIN if script.packages.isdisjoint(_MODELS) else f"{_MAY_JOIN}|{_TRAINERS}"
     if re.search(words, re.sub(r"(?m)^\s*#.*", "", script.text)):  # comments may say anything
@@ -85,15 +85,15 @@ def _never_joins(script: Script, launch: Launch) -> Iterator[Found]:
 
 def _is_repeated(script: Script, node: ast.AST) -> bool:
     """Return whether a node is in a loop, or in a function that is called in one."""
-    seen, todo = set[ast.AST](), [node]
-    while todo:
-        for parent, _ in script.around(todo.pop()):
+    seen, nodes = set[ast.AST](), [node]
+    while nodes:
+        for parent, _ in script.around(nodes.pop()):
             if isinstance(parent, ast.For | ast.While):
                 return True
             if isinstance(parent, Function) and parent not in seen:
                 seen.add(parent)
                 is_method = isinstance(next(script.around(parent))[0], ast.ClassDef)
-                todo += script.calls("." * is_method + parent.name)
+                nodes += script.calls(f".{parent.name}" if is_method else parent.name)
     return False
 
 
@@ -103,10 +103,10 @@ def _is_repeated(script: Script, node: ast.AST) -> bool:
     "call the function once, with RANK, LOCAL_RANK and WORLD_SIZE from the environment",
 )
 def _spawns(script: Script, launch: Launch) -> Iterator[Found]:
-    if not any(script.calls(INIT)):
+    if not any(script.calls(INIT)):  # the processes are no ranks: they may prepare data
         return
-    for call in script.calls("torch.multiprocessing.spawn", "torch.multiprocessing.spawn.spawn"):
-        if not script.may_skip(call) and constant(keyword(call, "nprocs")) != 1:
+    for call in script.certain_calls(*SPAWN):
+        if constant(keyword(call, "nprocs")) != 1:
             yield call, "mp.spawn starts the ranks"
 
 
@@ -121,11 +121,9 @@ def _fixed_address(script: Script, launch: Launch) -> Iterator[Found]:
     for name, value, node in script.settings():
         if name == "MASTER_ADDR" and re.fullmatch(_LOOPBACK, text_of(value)):
             yield node, f"MASTER_ADDR is set to {text_of(value)}"
-    for call in script.calls(INIT):
+    for call in script.certain_calls(INIT):
         method = text_of(keyword(call, "init_method"))
-        is_loopback = re.match(f"tcp://(?:{_LOOPBACK})", method)
-        is_own_disk = re.match(f"file://{ONE_MACHINE}", method)
-        if (is_loopback or is_own_disk) and not script.may_skip(call):
+        if re.match(f"tcp://(?:{_LOOPBACK})|file://{ONE_MACHINE}", method):
             yield call, f"the ranks meet at {method}"
 
 
@@ -151,9 +149,9 @@ def _fixed_port(script: Script, launch: Launch) -> Iterator[Found]:
     "remove it: the launcher sets it for each rank",
 )
 def _fixed_rank(script: Script, launch: Launch) -> Iterator[Found]:
-    names = ["RANK"] * (launch.world_size > 1) + ["LOCAL_RANK"] * (launch.ranks_per_node > 1)
+    ranks = {"RANK": launch.world_size, "LOCAL_RANK": launch.ranks_per_node}
     for name, value, node in script.settings():
-        if name in names and constant(value) is not None:
+        if ranks.get(name, 1) > 1 and constant(value) is not None:
             yield node, f"{name} is set to {constant(value)}"
 
 
@@ -163,14 +161,14 @@ def _fixed_rank(script: Script, launch: Launch) -> Iterator[Found]:
     "call init_process_group() without world_size and rank: it reads the launcher's variables",
 )
 def _fixed_world_size(script: Script, launch: Launch) -> Iterator[Found]:
-    for name, value, node in script.settings() if launch.is_sized else ():
+    if not launch.is_sized:
+        return
+    for name, value, node in script.settings():
         fixed = str(constant(value))
         if name == "WORLD_SIZE" and fixed.isdecimal() and int(fixed) != launch.world_size:
             yield node, f"WORLD_SIZE is set to {fixed}, the job has {launch.world_size} ranks"
-    for call in script.calls(INIT) if launch.is_sized else ():
+    for call in script.certain_calls(INIT):
         size = keyword(call, "world_size")
-        if script.may_skip(call):
-            continue
         number = constant(size)
         if isinstance(number, int) and number not in (-1, launch.world_size):
             yield call, f"world_size is {number}, the job has {launch.world_size} ranks"
@@ -187,12 +185,11 @@ def _fixed_world_size(script: Script, launch: Launch) -> Iterator[Found]:
 def _collective_on_one_rank(script: Script, launch: Launch) -> Iterator[Found]:
     if launch.world_size < 2:
         return
-    joint = list(_joint_calls(script, launch))
-    is_local = launch.ranks_per_node > 1
-    guarded = [c for c in joint if branch_of_one_rank(script, c, may_be_local=is_local)]
-    others = (branch.test for c in joint if c not in guarded for branch, _ in script.branches(c))
+    joint, may_be_local = list(_joint_calls(script, launch)), launch.ranks_per_node > 1
+    guarded = [x for x in joint if branch_of_one_rank(script, x, may_be_local=may_be_local)]
+    others = (branch.test for x in joint if x not in guarded for branch, _ in script.branches(x))
     if any(re.search(_NAMES_RANKS, ast.unparse(test)) for test in others):
-        return  # the other ranks may meet it there
+        return  # the other ranks may enter it there
     for call in guarded:
         if not re.search("(?i)group|mesh|pg", ast.unparse(call)):
             name = script.name(call.func).lstrip(".")
@@ -203,18 +200,18 @@ def _joint_calls(script: Script, launch: Launch) -> Iterator[ast.Call]:
     """Yield the calls that all ranks must make."""
     yield from script.calls(*COLLECTIVES)
     if "accelerate" in script.packages:
-        splits_weights = Strategy(launch.strategy).stage == 3
-        sharded = [".save_state"] * launch.is_sharded + [".get_state_dict"] * splits_weights
         yield from script.calls(".wait_for_everyone", ".gather_for_metrics")
-        own = script.calls(*sharded, ".gather", ".reduce", ".pad_across_processes")
-        yield from (c for c in own if "accel" in ast.unparse(c.func).lower())
+        names = [".gather", ".reduce", ".pad_across_processes"]
+        if launch.is_sharded:
+            names.append(".save_state")
+        if Strategy(launch.strategy).stage == 3:  # the weights are sharded, too
+            names.append(".get_state_dict")
+        own = script.calls(*names)
+        yield from (call for call in own if "accel" in ast.unparse(call.func).lower())
     if "deepspeed" in script.packages:
         for call in script.calls(".save_checkpoint"):
             if re.search("(?i)engine|model", ast.unparse(call.func)):
                 yield call
-
-
-# Devices
 
 
 @rule(
@@ -223,9 +220,9 @@ def _joint_calls(script: Script, launch: Launch) -> Iterator[ast.Call]:
     "use DistributedDataParallel with device_ids=[local_rank]",
 )
 def _data_parallel(script: Script, launch: Launch) -> Iterator[Found]:
-    names = ("torch.nn.DataParallel", "torch.nn.parallel.DataParallel")
-    for call in script.calls(*names) if launch.world_size > 1 else ():
-        if not script.may_skip(call):
+    if launch.world_size > 1:
+        names = ("torch.nn.DataParallel", "torch.nn.parallel.DataParallel")
+        for call in script.certain_calls(*names):
             yield call, "the model is wrapped in DataParallel"
 
 
@@ -237,15 +234,15 @@ def _data_parallel(script: Script, launch: Launch) -> Iterator[Found]:
 )
 def _local_rank_argument(script: Script, launch: Launch) -> Iterator[Found]:
     reads_it = re.search("LOCAL_RANK|get_local_rank|SLURM_LOCALID|device_count", script.text)
-    is_unused = not re.search(r"\.local_rank\b(?!\s*=[^=])", script.text)
-    is_fine = reads_it or is_unused or not is_closed(script) or launch.ranks_per_node < 2
+    uses_it = re.search(r"\.local_rank\b(?!\s*=[^=])", script.text)
+    is_wrong = uses_it and not reads_it and is_self_contained(script) and launch.ranks_per_node > 1
     for call in script.calls(".add_argument"):
         flags = {text_of(each) for each in call.args} & {"--local_rank", "--local-rank"}
-        is_required = constant(keyword(call, "required")) is True
-        if is_required and flags and not script.may_skip(call):
-            if not any(word.startswith(tuple(flags)) for word in launch.args):
-                yield call, f"the script requires {min(flags)}"
-        elif flags and not is_fine:
+        is_required = constant(keyword(call, "required")) is True and not script.may_skip(call)
+        is_passed = any(word.startswith(tuple(flags)) for word in launch.args)
+        if flags and is_required and not is_passed:
+            yield call, f"the script requires {min(flags)}"
+        elif flags and not is_required and is_wrong:
             yield call, "the local rank is read from an argument"
 
 
@@ -256,29 +253,26 @@ def _local_rank_argument(script: Script, launch: Launch) -> Iterator[Found]:
 )
 def _lightning_size(script: Script, launch: Launch) -> Iterator[Found]:
     names = [f"{package}.{kind}" for package in _LIGHTNING for kind in ("Trainer", "Fabric")]
-    for call in script.calls(*names) if launch.is_sized else ():
-        nodes, devices = keyword(call, "num_nodes"), keyword(call, "devices")
-        is_other = keyword(call, "plugins") or keyword(call, "accelerator")
-        if has_unknown_arguments(call) or script.may_skip(call) or call.args:
+    for call in script.certain_calls(*names) if launch.is_sized else ():
+        if has_unknown_arguments(call) or call.args:
             continue
-        count = constant(nodes) if nodes else 1
-        each = _devices(devices, launch, is_plain=not is_other)
-        if isinstance(count, int) and each and count * each != launch.world_size:
-            yield call, f"devices x num_nodes is {each} x {count}, the job has {launch.world_size}"
+        nodes = keyword(call, "num_nodes")
+        count, ranks = constant(nodes) if nodes else 1, _devices(call, launch)
+        if isinstance(count, int) and ranks and count * ranks != launch.world_size:
+            yield call, f"devices x num_nodes is {ranks} x {count}, the job has {launch.world_size}"
 
 
-def _devices(given: ast.expr | None, launch: Launch, *, is_plain: bool) -> int:
+def _devices(call: ast.Call, launch: Launch) -> int:
     """Return how many ranks of a node Lightning expects; 0 if that is not known."""
+    given = keyword(call, "devices")
     if isinstance(given, ast.List):
         return len(given.elts)
     value = constant(given)
     if type(value) is int and value > 0:
         return value
     is_auto = given is None or value in (-1, "auto", "-1")
+    is_plain = not (keyword(call, "plugins") or keyword(call, "accelerator"))
     return launch.ranks_per_node if is_auto and is_plain and launch.has_gpus else 0
-
-
-# Data
 
 
 @rule(
@@ -287,7 +281,7 @@ def _devices(given: ast.expr | None, launch: Launch, *, is_plain: bool) -> int:
     "call sampler.set_epoch(epoch) at the start of each epoch",
 )
 def _no_set_epoch(script: Script, launch: Launch) -> Iterator[Found]:
-    if not is_closed(script) or "set_epoch" in script.text or not _trains_for_epochs(script):
+    if "set_epoch" in script.text or not _trains_for_epochs(script):
         return
     names = ("torch.utils.data.DistributedSampler", "torch.utils.data.distributed")
     for call in script.calls(names[0], f"{names[1]}.DistributedSampler"):
@@ -305,8 +299,9 @@ def _no_set_epoch(script: Script, launch: Launch) -> Iterator[Found]:
     "pass sampler=DistributedSampler(dataset) instead of shuffle=True",
 )
 def _no_sampler(script: Script, launch: Launch) -> Iterator[Found]:
-    splits = re.search(_SPLITS, script.text) or not _trains_for_epochs(script)
-    if launch.world_size < 2 or splits or not any(script.calls(*DDP)) or not is_closed(script):
+    if launch.world_size < 2 or re.search(_SPLITS, script.text):
+        return
+    if not any(script.calls(*DDP)) or not _trains_for_epochs(script):
         return
     for call in script.calls(*LOADER):
         if constant(keyword(call, "shuffle")) is True and not has_unknown_arguments(call):
@@ -325,20 +320,18 @@ _SPLITS = (
     "pass a seed: seed=0, or generator=torch.Generator().manual_seed(0) for random_split()",
 )
 def _different_splits(script: Script, launch: Launch) -> Iterator[Found]:
-    is_alone = launch.world_size < 2 or not joins(script) or not is_closed(script, also=TRAINING)
-    if is_alone or re.search("seed|rng|random_state", script.text):
+    is_seeded = re.search("seed|rng|random_state", script.text)
+    if launch.world_size < 2 or is_seeded or not joins(script):
         return
-    for call in script.calls(".train_test_split"):
-        is_asked = keyword(call, "generator") or keyword(call, "shuffle")
-        if not (is_asked or has_unknown_arguments(call) or script.may_skip(call, is_progress=True)):
+    if not is_self_contained(script, also=TRAINING):
+        return
+    for call in script.calls_on_all_ranks(".train_test_split"):
+        is_fixed = keyword(call, "generator") or keyword(call, "shuffle")
+        if not is_fixed and not has_unknown_arguments(call):
             yield call, "train_test_split() has no seed"
-    for call in script.calls("torch.utils.data.random_split"):
-        is_bare = len(call.args) == 2 and not call.keywords
-        if is_bare and not script.may_skip(call, is_progress=True):
+    for call in script.calls_on_all_ranks("torch.utils.data.random_split"):
+        if len(call.args) == 2 and not call.keywords:
             yield call, "random_split() has no generator, and no seed is set"
-
-
-# What it writes
 
 
 @rule(
@@ -349,29 +342,27 @@ def _different_splits(script: Script, launch: Launch) -> Iterator[Found]:
 def _saves_on_all_ranks(script: Script, launch: Launch) -> Iterator[Found]:
     if launch.world_size < 2 or launch.is_sharded or not joins(script):
         return
-    for call in _plain_saves(script):
-        at, name = (1, "f") if script.name(call.func) == "torch.save" else (0, "save_directory")
-        path = call.args[at] if len(call.args) > at else keyword(call, name)
-        is_buffer = path is not None and re.search("(?i)buf|bytesio", ast.unparse(path))
-        if path is None or is_buffer or differs(script, path):
-            continue
-        is_name = isinstance(path, ast.Name | ast.Attribute)
-        if not is_name and not script.may_skip(call, is_progress=True):
+    for call, path in _plain_saves(script):
+        is_name = isinstance(path, ast.Name | ast.Attribute)  # of which nothing is known
+        is_buffer = re.search("(?i)buf|bytesio", ast.unparse(path))
+        if not (is_name or is_buffer or differs(script, path)):
             yield call, f"{script.name(call.func)}() runs on all ranks"
 
 
-def _plain_saves(script: Script) -> Iterator[ast.Call]:
-    """Yield the calls that write a file on whichever rank makes them."""
-    yield from script.calls("torch.save")
-    is_split = re.search(_SPLITS_MODEL, script.text)
-    for call in () if is_split else script.calls(".save_pretrained"):
+def _plain_saves(script: Script) -> Iterator[tuple[ast.Call, ast.expr]]:
+    """Yield the calls on all ranks that write a file wherever they run, and the path."""
+    for call in script.calls_on_all_ranks("torch.save"):
+        path = call.args[1] if len(call.args) > 1 else keyword(call, "f")
+        if path is not None:
+            yield call, path
+    if re.search(_SPLITS_MODEL, script.text):
+        return
+    for call in script.calls_on_all_ranks(".save_pretrained"):
+        path = call.args[0] if call.args else keyword(call, "save_directory")
         is_model = re.search("(?i)model", ast.unparse(call.func).removesuffix("save_pretrained"))
         is_asked = keyword(call, "is_main_process") or keyword(call, "save_function")
-        if is_model and not is_asked and not has_unknown_arguments(call):
-            yield call
-
-
-# Setup lines
+        if path is not None and is_model and not is_asked and not has_unknown_arguments(call):
+            yield call, path
 
 
 @rule(
@@ -383,14 +374,10 @@ def _starts_launcher(script: Script, launch: Launch) -> Iterator[Found]:
     for line in launch.setup:
         if found := re.match(_LAUNCHERS, line.strip()):
             yield None, f"setup runs {found[1]}"
-    for call in script.calls(*_RUNS):
+    for call in script.certain_calls(*_RUNS):
         words = (text_of(node) for node in ast.walk(call.args[0])) if call.args else ()
-        found = re.match(_LAUNCHERS, " ".join(filter(None, words)))
-        if found and not script.may_skip(call):
+        if found := re.match(_LAUNCHERS, " ".join(filter(None, words))):
             yield call, f"the script runs {found[1]}"
-
-
-# Arguments
 
 
 @rule(
@@ -430,15 +417,12 @@ def _starts_over(script: Script, launch: Launch) -> Iterator[Found]:
     resumes = any(re.match("-[^=]*resume", word) for word in launch.args)
     if resumes or launch.max_restarts < 1 or re.search(_RESUMES, script.text):
         return
-    for call in script.calls(".backward") if is_closed(script) else ():
-        yield call, f"the script loads no checkpoint, and max_restarts is {launch.max_restarts}"
-        return
+    step = next(script.calls(".backward"), None)
+    if step and is_self_contained(script):
+        yield step, f"the script loads no checkpoint, and max_restarts is {launch.max_restarts}"
 
 
 _RESUMES = r"(?i)\bload\(|load_|resum|restor|checkpoint|ckpt|snapshot|clusterrun"
-
-
-# Configuration files
 
 
 @rule(
@@ -451,11 +435,10 @@ def _missing_file(script: Script, launch: Launch) -> Iterator[Found]:
         if path.rpartition("/")[2] in "\n".join((script.text, *launch.setup)):
             continue  # it may be written first
         yield None, f"your accelerate YAML names {path}, which does not exist"
-    for call in script.calls(*ARGUMENTS):
+    for call in script.certain_calls(*ARGUMENTS):
         path = text_of(keyword(call, "deepspeed"))
-        is_read = path.endswith(".json") and not script.may_skip(call)
-        is_certain = "chdir" not in script.text and script.text.count(path) == 1
-        if is_read and is_certain and launch.is_missing(path):
+        is_only_read = "chdir" not in script.text and script.text.count(path) == 1
+        if path.endswith(".json") and is_only_read and launch.is_missing(path):
             yield call, f"deepspeed names {path}, which does not exist"
 
 
@@ -472,30 +455,31 @@ _OF_ONE_RANK = "(?i)rank|host|pid|uuid|te?mp|time|node|process_index|random"
 
 
 def differs(script: Script, node: ast.AST) -> bool:
-    """Return whether an expression may have another value on each rank."""
-    open_: list[ast.AST] = [node]
-    seen: set[str] = set()
-    while open_:
-        each = open_.pop()
-        if re.search(_OF_ONE_RANK, ast.unparse(each)):
+    """Return whether an expression, or what its names stand for, may differ between ranks."""
+    expressions, seen = [node], set[str]()
+    while expressions:
+        expression = expressions.pop()
+        if re.search(_OF_ONE_RANK, ast.unparse(expression)):
             return True
-        found = (n for n in ast.walk(each) if isinstance(n, ast.Name | ast.Attribute))
+        found = (n for n in ast.walk(expression) if isinstance(n, ast.Name | ast.Attribute))
         names = {script.name(n) for n in found} - seen
         seen |= names
-        open_ += [value for name in names for value in script.values.get(name, ())]
+        expressions += [value for name in names for value in script.values.get(name, ())]
     return False
 
 
 _SPLITS_MODEL = "(?i)fsdp|fully_?shard|deepspeed|parallelism_?config|tp_plan|megatron"
 
 
-def is_closed(script: Script, *, also: Collection[str] = ()) -> bool:
+def is_self_contained(script: Script, *, also: Collection[str] = ()) -> bool:
     """Return whether the whole training is in this file, as far as its imports show."""
     return script.packages <= KNOWN.union(also)
 
 
 def _trains_for_epochs(script: Script) -> bool:
-    """Return whether a loop over several epochs is in the script."""
+    """Return whether the whole training is in this file, and loops over several epochs."""
+    if not is_self_contained(script):
+        return False
     for loop in script.nodes:
         if isinstance(loop, ast.For) and "epoch" in ast.unparse(loop.target):
             bounds = loop.iter.args if isinstance(loop.iter, ast.Call) else []
@@ -511,12 +495,18 @@ _NAMES_RANKS = "(?i)rank|main|master|primary|leader|chief|root"
 
 
 def branch_of_one_rank(script: Script, node: ast.AST, *, may_be_local: bool = True) -> bool:
-    """Return whether the innermost branch around a node is taken by one rank alone."""
+    """Return whether the innermost `if` around a node chooses one rank; `may_be_local`: per node.
+
+    An `if` with an `else` does not count: the other ranks may do the same there.
+    """
     branch, child = next(script.branches(node), (None, None))
     if branch is None or child not in branch.body or branch.orelse:
         return False
-    test = branch.test
-    is_and = isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And)
-    parts = test.values if is_and else [test]  # type: ignore[attr-defined]
-    ones = [text for part in parts if re.fullmatch(_ONE_RANK, text := ast.unparse(part))]
-    return any(may_be_local or "local" not in text.lower() for text in ones)
+    conditions = [branch.test]
+    if isinstance(branch.test, ast.BoolOp) and isinstance(branch.test.op, ast.And):
+        conditions = branch.test.values
+    texts = [ast.unparse(each) for each in conditions]
+    return any(
+        re.fullmatch(_ONE_RANK, text) and (may_be_local or "local" not in text.lower())
+        for text in texts
+    )

@@ -81,15 +81,20 @@ class Script:
         return ""
 
     def calls(self, *names: str) -> Iterator[ast.Call]:
-        """Yield the calls of functions by dotted name; a name that begins with a dot is a method.
-
-        `.backward` finds each call of an attribute of this name.
-        """
+        """Yield the calls of functions by dotted name; `.step` finds a method of any object."""
         for found, calls in self._calls.items():
             for name in names:
                 if found == name or (name.startswith(".") and found.endswith(name)):
                     yield from calls
                     break
+
+    def certain_calls(self, *names: str) -> Iterator[ast.Call]:
+        """Yield the calls that the script makes in any case."""
+        return (call for call in self.calls(*names) if not self.may_skip(call))
+
+    def calls_on_all_ranks(self, *names: str) -> Iterator[ast.Call]:
+        """Yield the calls that each rank makes if one does."""
+        return (call for call in self.calls(*names) if not self.may_skip(call, some_ranks=True))
 
     def settings(self) -> Iterator[tuple[str, ast.expr, ast.AST]]:
         """Yield what is assigned to `os.environ` in any case: variable, value, statement.
@@ -120,6 +125,7 @@ class Script:
                     pass
                 case ast.FunctionDef(name=name, args=target):
                     found[name].append(node)
+                    # An argument has what the callers pass: any of it.
                     value = ast.Tuple(elts=[*self.calls(name, f".{name}")])
                 case _:
                     continue
@@ -142,17 +148,17 @@ class Script:
                 yield parent, child
 
     def may_skip(
-        self, node: ast.AST, *, is_progress: bool = False, seen: set[ast.AST] | None = None
+        self, node: ast.AST, *, some_ranks: bool = False, seen: set[ast.AST] | None = None
     ) -> bool:
         """Return whether a node may not run: for a branch, an early return, its function's callers.
 
-        A function that this file does not call may not run. `is_progress`: it may not run on all
-        ranks; conditions on the training's progress do not count, but decorators and contexts do.
+        A function that this file does not call may not run. `some_ranks`: whether ranks may differ:
+        decorators and contexts count, too, but no test of how far the training is, or how good.
         """
         seen = set() if seen is None else seen
         for parent, child in self.around(node):
-            decides = self._chooses if is_progress else _branches
-            if decides(parent, child) or self.left_before(parent, child, is_progress=is_progress):
+            decides = self._may_choose_ranks if some_ranks else _is_conditional
+            if decides(parent, child) or self._is_left_before(parent, child, some_ranks=some_ranks):
                 return True
             if isinstance(parent, Function):
                 if parent in seen:
@@ -161,13 +167,14 @@ class Script:
                 place = next(self.around(parent))[0] if parent.name == "__init__" else parent
                 name = getattr(place, "name", "?")  # of the function, or of the class
                 calls = self.calls(name, f".{name}")
-                return all(self.may_skip(x, is_progress=is_progress, seen=seen) for x in calls)
+                return all(self.may_skip(x, some_ranks=some_ranks, seen=seen) for x in calls)
         return False
 
-    def _chooses(self, parent: ast.AST, child: ast.AST) -> bool:
+    def _may_choose_ranks(self, parent: ast.AST, child: ast.AST) -> bool:
+        """Return whether what encloses a node may choose the ranks on which it runs."""
         match parent:
             case ast.If() | ast.IfExp() | ast.While():
-                deciding = [parent.test] if _branches(parent, child) else []
+                deciding = [parent.test] if _is_conditional(parent, child) else []
             case ast.BoolOp():
                 deciding = [value for value in parent.values if value is not child]
             case ast.With() | ast.AsyncWith():
@@ -178,9 +185,10 @@ class Script:
                 deciding = [parent.subject]
             case _:
                 return False
-        return not all(self._is_harmless(each) for each in deciding)
+        return not all(self._is_of_progress(each) for each in deciding)
 
-    def _is_harmless(self, test: ast.expr) -> bool:
+    def _is_of_progress(self, test: ast.expr) -> bool:
+        """Return whether an expression cannot choose ranks: all its words are of the progress."""
         if isinstance(test, ast.Call) and self.name(test.func) in _HARMLESS_CONTEXTS:
             return True
         names = {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
@@ -188,18 +196,15 @@ class Script:
         words = [word for name in names for word in name.lower().split("_") if word != "save"]
         return all(re.fullmatch(_OF_PROGRESS, word) for word in words)
 
-    def left_before(self, parent: ast.AST, child: ast.AST, *, is_progress: bool = False) -> bool:
-        """Return whether an earlier statement of the same block may have left it.
-
-        `is_progress`: one that depends only on the training's progress does not count.
-        """
+    def _is_left_before(self, parent: ast.AST, child: ast.AST, *, some_ranks: bool) -> bool:
+        """Return whether an `if` before a node may have left its block, as for `may_skip`."""
         for field in ("body", "orelse", "finalbody"):
             block = getattr(parent, field, None)
             if isinstance(block, list) and child in block:
                 return any(
                     isinstance(each, ast.If)
                     and any(isinstance(jump, _JUMPS) for jump in each.body)
-                    and not (is_progress and self._is_harmless(each.test))
+                    and not (some_ranks and self._is_of_progress(each.test))
                     for each in block[: block.index(child)]
                 )
         return False
@@ -211,7 +216,7 @@ class Script:
         return bool(found) and rule in re.split(r"[\s,]+", names)
 
 
-def _branches(parent: ast.AST, child: ast.AST) -> bool:
+def _is_conditional(parent: ast.AST, child: ast.AST) -> bool:
     """Return whether a node may not run for what is around it; `if __name__ == ...` may."""
     tests = ast.walk(parent.test) if isinstance(parent, ast.If) else ()
     if any(isinstance(node, ast.Name) and node.id == "__name__" for node in tests):
@@ -276,29 +281,23 @@ _OF_LIBRARY: Final = (
 
 
 class ScriptOptions:
-    """The options of a script, from the modules of its project; packages in `own` are known.
-
-    `has_parser`: it may parse its arguments. `are_visible`: its sources name all its options.
-    `takes_any`: it may take any word as an option.
-    """
+    """The options of a script, from the modules of its project; packages in `own` are known."""
 
     def __init__(self, modules: Sequence[Script], own: Collection[str]) -> None:
         packages = {name for module in modules for name in module.packages}
         foreign = packages - {*_HARMLESS, *own, "."}
-        unread = foreign - _LIBRARIES
         text = "\n".join(module.text for module in modules)
-        names = {module.name(node) for module in modules for node in module.nodes}
         parses = not packages.isdisjoint(_PARSERS)
         is_of_library = bool(foreign or re.search(_OF_LIBRARY, text))
-        self.has_parser = parses or is_of_library
-        self.takes_any = not modules or bool(
-            re.search(_TAKES_ANY, text)
-            or any(n.partition(".")[0] in unread and re.search(_RUNS_ANOTHER, n) for n in names)
-            or (unread and ("fire" in packages or re.search(_JOINS_ANOTHER, text)))
+        self.has_parser = parses or is_of_library  # it may parse its arguments
+        self.takes_any = bool(  # any word may be an option
+            not modules
+            or re.search(_TAKES_ANY, text)
+            or _may_parse_elsewhere(modules, packages, foreign - _LIBRARIES, text)
             or (not parses and re.search(_READS_WORDS, text))
-            or not all(_is_literal(module) for module in modules)
+            or not all(map(_is_literal, modules))
         )
-        self.are_visible = not (is_of_library or self.takes_any)
+        self.are_visible = not (is_of_library or self.takes_any)  # the sources name all options
         has_names = not self.are_visible or not packages.isdisjoint(("absl", "typer"))
         self._words = {word.replace("_", "-") for m in modules for word in _words(m, has_names)}
 
@@ -310,10 +309,21 @@ class ScriptOptions:
         return any(each.startswith((name, name[2:])) for each in self._words)
 
 
+def _may_parse_elsewhere(
+    modules: Sequence[Script], packages: Collection[str], unread: Collection[str], text: str
+) -> bool:
+    """Return whether one of the `unread` packages may add options to those of the modules."""
+    if unread and ("fire" in packages or re.search(_JOINS_ANOTHER, text)):
+        return True
+    names = {module.name(node) for module in modules for node in module.nodes}
+    return any(n.partition(".")[0] in unread and re.search(_RUNS_ANOTHER, n) for n in names)
+
+
 def _is_literal(script: Script) -> bool:
     """Return whether all options that a script adds to a parser are written out."""
     adders = (".add_argument", ".add_option", "click.option")
     calls = [*script.calls(*adders)]
+    # More are named than called if one is passed on, or called by another name.
     named = sum(script.name(node).endswith(adders) for node in script.nodes)
     return named == len(calls) and all(text_of(name) for call in calls for name in call.args)
 

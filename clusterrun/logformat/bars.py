@@ -32,14 +32,13 @@ _WORD: Final = re.compile(r"[a-z]{2,20}")
 class Counter(NamedTuple):
     """A counter in a line, as the bar that it would be; `position` are the numbers up to it.
 
-    Lines of one kind have the same `shape`, the words around it. `is_side`: these are the words of
-    other work than the training's.
+    Lines of one kind have the same `shape`, the words around it.
     """
 
     bar: Bar
     position: tuple[float, ...]
     shape: tuple[str, ...]
-    is_side: bool
+    is_side: bool  # these words are of other work than the training's
 
 
 def may_count(line: str) -> bool:
@@ -57,28 +56,31 @@ def counters_in(line: str, at: float) -> list[Counter]:
     """
     low = line.lower()
     found: list[Counter] = []
-    first = -1
+    first: int | None = None  # where the first counter begins
     for match in () if NINJA.search(low) else COUNTER.finditer(low):
         word, begin = match["word"] or "", match.start()
         name = next(name for name in ("n", "bare", "pair") if match[name])
         number, total = _whole(match[name]), _whole(match["total"] or match["of"] or "")
         is_epoch = word.startswith("ep")
-        if (match["part"] and not is_epoch) or number > (total or number):
+        if (match["part"] and not is_epoch) or (total and number > total):
             continue
-        first = begin if first < 0 else first
+        first = begin if first is None else first
         head, following = low[max(0, begin - 80) : begin], _WORD.search(low, match.end())
         after = following[0] if following else ""
         around = f"{head} {after}" if after.endswith("ing") else head
         side = _SIDE_WORK.search(around)
         label = line[first : match.start(name)].strip(" :=#[('\"|")
+        level = 2 if total else 1
+        if is_epoch:
+            level = 0
         bar = Bar(
             description=(around[side.start() :] if side else label)[:SHOWN_LETTERS],
             count=number + float(match["part"]) if match["part"] else number,
             total=total or None,
             rate_per_s=None,
-            unit="it" if word[:2] in ("", "it") else re.split("[ _]", word)[-1].rstrip("s"),
+            unit=_unit(word),
             moved_at=at,
-            level=0 if is_epoch else 2 if total else 1,
+            level=level,
         )
         position = (*(each.bar.count for each in found), bar.count)
         shape = (re.sub(r"[\W\d_]+", "", head), word, after)
@@ -86,7 +88,15 @@ def counters_in(line: str, at: float) -> list[Counter]:
     return found
 
 
+def _unit(word: str) -> str:
+    """Return what a counter counts: `step` for `global_steps`; `it` if no word says it."""
+    if not word or word.startswith("it"):
+        return "it"
+    return re.split("[ _]", word)[-1].rstrip("s")
+
+
 def _whole(text: str) -> int:
+    """Return a whole number, written with or without commas; 0 for ""."""
     return int(text.replace(",", "") or 0)
 
 
@@ -127,8 +137,7 @@ class Text(NamedTuple):
 class Bar:
     """A progress bar as last drawn; `moved_at` is the time of the last change of its count.
 
-    Lines that count steps are one, too. Of bars that are nested, that of the highest `level` counts
-    the steps best.
+    Lines that count steps are one, too. Of nested bars, the highest `level` counts steps best.
     """
 
     description: str
@@ -141,20 +150,18 @@ class Bar:
 
 
 def find_bar(printed: Iterable[Text]) -> Bar | None:
-    """Return the bar that best shows the progress, from a rank's texts in order.
-
-    Ignore bars that count bytes, such as downloads.
-    """
-    bars: dict[tuple[str, int | None, str], Bar] = {}
+    """Return the bar that best shows the progress in a rank's texts; none that counts bytes."""
+    bars: dict[tuple[str, int | None, str], Bar] = {}  # the last drawn at the end
     lines: deque[Text] = deque(maxlen=LINES)
     rises: dict[tuple[object, ...], _Rise] = {}
     for at, text in printed:
         for drawing in re.split(r"[\r\n]+", text)[-DRAWINGS:]:
             if bar := _parse(drawing, at):
                 key = (re.sub(r"[\d.]+", "", bar.description), bar.total, bar.unit)
-                before = bars.pop(key, None)
-                is_still = before is not None and before.count == bar.count
-                bars[key] = replace(bar, moved_at=before.moved_at) if before and is_still else bar
+                last = bars.pop(key, None)
+                if last and last.count == bar.count:
+                    bar = replace(bar, moved_at=last.moved_at)
+                bars[key] = bar
             elif len(drawing) <= MOST_LETTERS and may_count(drawing):
                 lines.append(Text(at, drawing))
     for at, text in lines:
@@ -165,32 +172,33 @@ def find_bar(printed: Iterable[Text]) -> Bar | None:
 
 @dataclass(kw_only=True)
 class _Rise:
-    """Follows lines that differ in their numbers only; a bar once these have risen."""
+    """Follows the counter of lines that differ in their numbers only; a bar once it has risen."""
 
     bar: Bar | None = None
     _position: tuple[float, ...] = (math.inf,)
-    _first: tuple[float, float] = (0.0, 0.0)  # number and time
+    _began: tuple[float, float] = (0.0, 0.0)  # number and time from which the rate is measured
     _rate: float | None = None
 
     def see(self, counter: Counter) -> None:
+        """Take the counter of the next line; one that fell back, as in a new epoch, began anew."""
         before, self._position = self._position, counter.position
         if before == counter.position:
             return
-        bar = counter.bar
-        if counter.position < before or bar.count <= before[-1]:  # such as a new epoch
-            self._first = (bar.count, bar.moved_at)
-        if counter.position < before or (counter.is_side and bar.total is None):
+        bar, is_set_back = counter.bar, counter.position < before
+        if is_set_back or bar.count <= before[-1]:
+            self._began = (bar.count, bar.moved_at)
+        if is_set_back or (counter.is_side and bar.total is None):
             return
-        risen, since = bar.count - self._first[0], bar.moved_at - self._first[1]
-        self._rate = risen / since if risen and since > 0 else self._rate
+        number, since = self._began
+        if bar.count != number and bar.moved_at > since:
+            self._rate = (bar.count - number) / (bar.moved_at - since)
         self.bar = replace(bar, rate_per_s=self._rate)
 
 
 def _best(bars: list[Bar]) -> Bar | None:
     """Prefer bars that are not done, and training over other work.
 
-    Of nested bars take the longest: an epoch's steps, not the epochs; all steps, not those of an
-    evaluation.
+    Of nested bars take the longest: an epoch's steps, not the epochs, nor those of an evaluation.
     """
     live = [bar for bar in bars if bar.total is None or bar.count < bar.total]
     training = [bar for bar in bars if bar.unit not in _SIDE_UNITS]

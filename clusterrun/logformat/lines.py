@@ -8,10 +8,7 @@ from typing import NamedTuple
 
 
 class Stream(str, Enum):
-    """Where a line came from; the value is the letter in the log file.
-
-    GAP and END are the agent's records of lost bytes and of the end of the log.
-    """
+    """Where a line came from, by its letter; GAP and END are records: lost bytes, the log's end."""
 
     OUT = "o"
     ERR = "e"
@@ -53,19 +50,15 @@ Speaker = tuple[str, "int | None", Stream]
 
 
 class LogLine(NamedTuple):
-    """A line as its node's agent stamped it.
-
-    `rank` is None for the launcher and the agent. `text` has no newline; `partial` means that the
-    next line of this rank and stream continues it. `offset` is the line's place in its node's log.
-    """
+    """A line as its node's agent stamped it."""
 
     epoch_us: int
     node: str
-    rank: int | None
+    rank: int | None  # None: the launcher or the agent
     stream: Stream
-    text: bytes
-    partial: bool
-    offset: int
+    text: bytes  # without the newline
+    partial: bool  # the next line of this rank and stream continues it
+    offset: int  # its place in its node's log
 
 
 def line_head(time_us: int, rank: str, stream: str) -> bytes:
@@ -93,7 +86,8 @@ def parse_line(raw: bytes, *, node: str, offset: int, near_us: int) -> LogLine:
 def who_wrote(head: re.Match[bytes]) -> tuple[int | None, Stream, bool]:
     """Return the rank and stream of a head, and whether the line was cut."""
     stream, partial = _LETTERS[head[3]]
-    return None if head[2] == b"-" else int(head[2]), stream, partial
+    rank = None if head[2] == b"-" else int(head[2])
+    return rank, stream, partial
 
 
 def last_stamp(data: bytes) -> bytes | None:
@@ -158,7 +152,7 @@ class SideEntry(NamedTuple):
 
 def side_text(entry: SideEntry) -> bytes:
     """Format an entry as the text of a side file's line."""
-    kind = (entry.kind.encode() or _NO_CLASS) + b"+" * entry.has_more
+    kind = (entry.kind.encode() or _NO_CLASS) + (b"+" if entry.has_more else b"")
     return b"%s %d %s" % (kind, entry.offset, entry.text)
 
 

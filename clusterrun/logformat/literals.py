@@ -56,6 +56,7 @@ def _required(tree: Any) -> Literals:
 
 
 def _collect(tree: Any, runs: list[bytearray], choices: list[Literals]) -> None:
+    """Add what a sequence contains to the last of `runs`, or as a choice after which one begins."""
     for kind, value in tree:
         if kind is sre.LITERAL:
             runs[-1].append(value)
@@ -69,6 +70,7 @@ def _collect(tree: Any, runs: list[bytearray], choices: list[Literals]) -> None:
 
 
 def _choice(kind: Any, value: Any) -> Literals:
+    """Return literals of which a branch or a repeat contains one; () if it need not contain any."""
     if kind is sre.BRANCH:
         found = [_required(alternative) for alternative in value[1]]
         return tuple(literal for literals in found for literal in literals) if all(found) else ()

@@ -15,25 +15,11 @@ _LEVEL = rb"(?:ERROR|CRITICAL|FATAL)"
 # What a line that may report an error contains; letters only, in upper or lower case. A pattern
 # decides, compiled at its first use: most agents need none. None may backtrack without bounds: the
 # agent reads everything that a rank writes.
-_WORDS = [
-    "of memory",
-    "kill",
-    "bad_alloc",
-    "allocate memory",
-    "error",
-    "NCCL WARN",
-    "aborted",
-    "watchdog",
-    "Timeout at",
-    "assertion",
-    "Xid (PCI",
-    "segmentation fault",
-    "terminate called",
-    "received by PID",
-    "critical",
-    "fatal",
-    "exception",
-]
+_WORDS = (
+    *("of memory", "kill", "bad_alloc", "allocate memory", "error", "NCCL WARN", "aborted"),
+    *("watchdog", "Timeout at", "assertion", "Xid (PCI", "segmentation fault", "exception"),
+    *("terminate called", "received by PID", "critical", "fatal"),
+)
 # Why a run dies: memory, NCCL, the GPU, a signal. What it was is for `diagnosis/causes` to say.
 _SEVERE = (
     # memory

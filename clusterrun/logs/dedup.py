@@ -39,33 +39,32 @@ class Copies:
     varying: frozenset[int] = frozenset()  # indexes of the numbers that differ
 
     def __init__(
-        self, line: LogLine, body: str, key: str, numbers: Sequence[str], bit: int
+        self, line: LogLine, body: str, key: str, numbers: Sequence[str], writer: int
     ) -> None:
         self.line, self.body = line, body
         self.key, self.numbers = key, numbers
-        self.taken = bit
+        self.writers = writer  # one bit each
         self.last_us = line.epoch_us
-        self._is_block = "\n" in body
+        self._least = LEAST_WRITERS if "\n" in body or line.rank is None else LEAST_COPIES
 
     @property
     def is_folded(self) -> bool:
         """Return whether there are enough to fold."""
-        few = self._is_block or self.line.rank is None
-        return self.count >= (LEAST_WRITERS if few else LEAST_COPIES)
+        return self.count >= self._least
 
     @property
     def text(self) -> str:
         """The text with `<n>` for each number that differs between copies."""
         if not self.varying:
             return self.body
-        parts = _numbers_of(self.body).split(self.body)
+        texts, numbers = _split(self.body)
         for place in self.varying:
-            parts[2 * place + 1] = "<n>"
-        return "".join(parts)
+            numbers[place] = "<n>"
+        return "".join(text + number for text, number in zip(texts, [*numbers, ""], strict=True))
 
-    def add(self, line: LogLine, numbers: Sequence[str], bit: int) -> None:
+    def add(self, line: LogLine, numbers: Sequence[str], writer: int) -> None:
         """Add a copy."""
-        self.taken |= bit
+        self.writers |= writer
         self.count += 1
         if line.epoch_us > self.last_us:
             self.last_us = line.epoch_us
@@ -99,11 +98,7 @@ class Dedup:
             self._now_us = line.epoch_us
             if self._now_us >= self._due_us:
                 self._release()
-        place = line.rank
-        if place is None or place >= self._world_size:  # a rank of a damaged file
-            place = self._nodes.setdefault(line.node, len(self._nodes))
-        key, numbers = _shape(body)
-        copies = self._find(line, body, key, numbers, 1 << place)
+        copies = self._add_to_copies(line, body)
         if line is not copies.line and copies.is_folded:
             return
         if not self._queue:
@@ -113,16 +108,21 @@ class Dedup:
         if len(self._queue) > HELD_LINES or self._queued_chars > HELD_CHARS:
             self._release()
 
-    def _find(self, line: LogLine, body: str, key: str, numbers: Sequence[str], bit: int) -> Copies:
-        """Add a line to the first copies without its rank, or begin new ones."""
+    def _add_to_copies(self, line: LogLine, body: str) -> Copies:
+        """Add a line to the first copies without one of its writer, or begin new ones."""
+        number = line.rank
+        if number is None or number >= self._world_size:  # a rank of a damaged file
+            number = self._nodes.setdefault(line.node, len(self._nodes))
+        writer = 1 << number
+        key, numbers = _shape(body)
         same = self._open.setdefault((line.stream, key), [])
         nth = 0
-        if same and same[0].taken & bit:
-            nth = bisect_left(same, True, key=lambda copies: not copies.taken & bit)
+        if same and same[0].writers & writer:  # as in all entries before its next one
+            nth = bisect_left(same, True, key=lambda copies: not copies.writers & writer)
         if nth < len(same):
-            same[nth].add(line, numbers, bit)
+            same[nth].add(line, numbers, writer)
             return same[nth]
-        copies = Copies(line, body, key, numbers, bit)
+        copies = Copies(line, body, key, numbers, writer)
         same.append(copies)
         return copies
 
@@ -133,18 +133,13 @@ class Dedup:
     def _release(self, *, is_last: bool = False) -> None:
         """Write lines that have waited long enough or exceed the limits; all if `is_last`."""
         queue = self._queue
-        at_most = 0 if is_last else HELD_LINES
         quiet_us, old_us = self._now_us - QUIET_US, self._now_us - WINDOW_US
         while queue:
             copies, line, body = queue[0]
             if copies.is_open:
                 began_us = copies.line.epoch_us
-                if (
-                    copies.last_us > quiet_us
-                    and began_us > old_us
-                    and len(queue) <= at_most
-                    and self._queued_chars <= HELD_CHARS
-                ):
+                may_wait = copies.last_us > quiet_us and began_us > old_us and not is_last
+                if may_wait and len(queue) <= HELD_LINES and self._queued_chars <= HELD_CHARS:
                     self._due_us = min(copies.last_us + QUIET_US, began_us + WINDOW_US)
                     return
                 self._close(copies)
@@ -178,9 +173,10 @@ class LineCount:
 
     def add(self, line: LogLine) -> None:
         """Add the next older line."""
-        if line.partial and (line.node, line.rank, line.stream) in self._sources:
-            return  # the line that it begins is counted
-        self._sources.add((line.node, line.rank, line.stream))
+        source = (line.node, line.rank, line.stream)
+        if line.partial and source in self._sources:
+            return  # a newer line continues it, and was counted
+        self._sources.add(source)
         if not self._folded:
             self.count += 1
             return
@@ -196,23 +192,23 @@ class LineCount:
 
 @lru_cache(maxsize=1024)
 def _shape(body: str) -> tuple[str, Sequence[str]]:
-    """Return the part that copies share, and the numbers that may differ."""
+    """Return the part that copies share, and the numbers in which they may differ."""
     if "\n" not in body:
         low = body.lower()
         words = "step" in low or "loss" in low or "epoch" in low or "it/s" in low or "s/it" in low
-        if words and _PROGRESS.search(low):
+        if words and _PROGRESS.search(low):  # people compare these numbers
             return body, ()
-    parts = _numbers_of(body).split(body)
-    if len(parts) == 1:
+    texts, numbers = _split(body)
+    key = _SEPARATOR.join(texts)
+    if not numbers or not (key[0].isalpha() or _LETTER.search(key)):  # none, or only numbers
         return body, ()
-    key = _SEPARATOR.join(parts[::2])
-    if not (key[0].isalpha() or _LETTER.search(key)):  # only numbers
-        return body, ()
-    return key, parts[1::2]
+    return key, numbers
 
 
-def _numbers_of(body: str) -> re.Pattern[str]:
-    return _NUMBERS_BUT_LINES if ", line " in body else _NUMBERS
+def _split(body: str) -> tuple[list[str], list[str]]:
+    """Return the texts around the numbers of a line, and the numbers, one fewer."""
+    parts = (_NUMBERS_BUT_LINES if ", line " in body else _NUMBERS).split(body)
+    return parts[::2], parts[1::2]
 
 
 @dataclass(kw_only=True)
@@ -232,23 +228,23 @@ class Tracebacks:
             oldest, (first, _) = next(iter(self._open.items()))
             if line.epoch_us - first.epoch_us <= TRACEBACK_US:
                 break
-            self._give(oldest)
+            self._pass_on(oldest)
         source = (line.node, line.rank, line.stream)
         self._classifier.classify(source, line.text)
-        is_inside = self._classifier.is_in_traceback(source)
-        if not is_inside and source not in self._open:
+        has_more = self._classifier.is_in_traceback(source)
+        if not has_more and source not in self._open:
             self.take(line, body)
             return
         _, bodies = self._open.setdefault(source, (line, []))
         bodies.append(body)
-        if not is_inside or len(bodies) >= _MAX_LINES or sum(map(len, bodies)) > _MAX_CHARS:
-            self._give(source)
+        if not has_more or len(bodies) >= _MAX_LINES or sum(map(len, bodies)) > _MAX_CHARS:
+            self._pass_on(source)
 
     def drain(self) -> None:
         """Pass on incomplete tracebacks."""
         for source in list(self._open):
-            self._give(source)
+            self._pass_on(source)
 
-    def _give(self, source: Speaker) -> None:
+    def _pass_on(self, source: Speaker) -> None:
         first, bodies = self._open.pop(source)
         self.take(first, "\n".join(bodies))

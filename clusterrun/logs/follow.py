@@ -73,21 +73,22 @@ def follow(
     number = attempt or max(catalogue.attempts(), default=0)
     current = _Attempt(catalogue=catalogue, number=number, query=query)
     if tail is not None:
-        yield from current.join()
-        past = current.look(last=False)
+        yield from current.add_new_files()
+        past = current.advance(last=False)
         past = [each.without(lambda _, stream: stream is Stream.END) for each in past]
         yield from last_lines(past, query, tail, folded=folded)
     while True:
-        over = ended()
+        has_ended = ended()  # before the files are read: what was written until then is read
         later = [number for number in catalogue.attempts() if number > current.number]
-        superseded = is_chosen and bool(later)
-        yield from current.news(last=over or bool(later))
-        for number in () if is_chosen else later:
+        yield from current.new_lines(last=has_ended or bool(later))
+        if is_chosen and later:
+            return
+        for number in later:
             following = replace(query, since_us=None)
             current = _Attempt(catalogue=catalogue, number=number, query=following)
             yield NewAttempt(attempt=number)
-            yield from current.news(last=over or number < later[-1])
-        if over or superseded:
+            yield from current.new_lines(last=has_ended or number < later[-1])
+        if has_ended:
             return
         yield Pause()
         sleep(INTERVAL_S if len(current.places) < MANY_FILES else INTERVAL_OF_MANY_S)
@@ -114,17 +115,17 @@ class _Attempt:
     _known: set[Path] = field(default_factory=set)
     _held: deque[LogLine] = field(default_factory=deque)
 
-    def news(self, *, last: bool) -> Iterator[LogLine | Joined]:
+    def new_lines(self, *, last: bool) -> Iterator[LogLine | Joined]:
         """Yield what was written since the last poll, in order; the last holds back no lines."""
-        yield from self.join()
-        stretches = self.look(last=last)
+        yield from self.add_new_files()
+        stretches = self.advance(last=last)
         lines = merge_sources(stretches)
         if len(self.places) > 1:
             lines = self._in_order(lines, holds=bool(stretches) and not last)
         yield from lines
 
-    def look(self, *, last: bool) -> list[Source]:
-        """Find what was written since the last poll; the last poll also takes torn lines."""
+    def advance(self, *, last: bool) -> list[Source]:
+        """Return what was written since the last poll; the `last` poll also takes a torn line."""
         stretches = []
         paths = [place.source.file.path for place in self.places]
         stats = [stat_file(path, fresh=last) for path in paths]  # before any file is read
@@ -142,23 +143,19 @@ class _Attempt:
                 stretches.append(replace(place.source, start=start, end=place.offset))
         return stretches
 
-    def join(self) -> Iterator[Joined]:
-        """Add the files that have appeared, and tell of the logs among them."""
-        files = self.catalogue.files(self.number)
-        changed = {file.node for file in files if file.path not in self._known}
-        candidates = [file for file in files if file.node in changed]
-        for source in sources_of(candidates, self.query, live=True):
-            if source.file.path not in self._known:
-                self.places.append(_Position(source=source, offset=source.start))
-        new = [file for file in candidates if file.path not in self._known]
+    def add_new_files(self) -> Iterator[Joined]:
+        """Add the files that have appeared since the last poll, and yield the logs among them."""
+        new = [file for file in self.catalogue.files(self.number) if file.path not in self._known]
+        for source in sources_of(new, self.query, live=True):
+            self.places.append(_Position(source=source, offset=source.start))
         self._known.update(file.path for file in new)
         if logs := tuple(file for file in new if file.kind is not FileKind.ERRORS):
             yield Joined(files=logs)
 
     def _in_order(self, lines: Iterable[LogLine], *, holds: bool) -> Iterator[LogLine]:
         """Hold the newest lines until the next poll: another node's may belong before them."""
-        held, waiting = self._held, deque(self._held)
-        held.clear()
+        waiting, held = self._held, deque[LogLine]()
+        self._held = held
         for line in heapq.merge(waiting, lines, key=_time):
             held.append(line)
             while held[0].epoch_us < line.epoch_us - REORDER_US or len(held) > MAX_HELD:

@@ -10,7 +10,7 @@ import contextlib
 import gc
 import heapq
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -58,10 +58,7 @@ _BY_TIME = itemgetter(0)
 
 
 def merge_sources(sources: Iterable[Source]) -> Iterator[LogLine]:
-    """Yield the wanted lines by (time, node in natural order, place in the node's log).
-
-    Raises ClusterrunError for a file that can't be read.
-    """
+    """Yield the wanted lines by time, node in natural order, and place. Raises ClusterrunError."""
     return chain.from_iterable(merge_rounds(sources))
 
 
@@ -73,7 +70,7 @@ def merge_rounds(sources: Iterable[Source]) -> Iterator[list[LogLine]]:
     """
     sources = list(sources)
     number_of = number_nodes(sources)
-    is_split = len({source.file.node for source in sources}) < len(sources)
+    has_side_files = len({source.file.node for source in sources}) < len(sources)
     block_bytes = _BLOCK_BUDGET_BYTES // max(len(sources), 1)
     block_bytes = min(max(block_bytes, _MIN_BLOCK_BYTES), _MAX_BLOCK_BYTES)
     with OpenFiles() as files:
@@ -88,9 +85,9 @@ def merge_rounds(sources: Iterable[Source]) -> Iterator[list[LogLine]]:
                 bound = min(reader.reached for reader in live)
                 for reader in live:
                     batch += reader.take(bound)
-                if is_split:
+                if has_side_files:
                     batch.sort(key=lambda line: (line.epoch_us, number_of[line.node], line.offset))
-                else:
+                else:  # the readers are in the order of their nodes, and sorting keeps it
                     batch.sort(key=_BY_TIME)
             yield batch
             del batch
@@ -119,23 +116,24 @@ def number_nodes(sources: Iterable[Source]) -> dict[str, int]:
 
 
 def _read_ahead(live: list[Reader]) -> None:
-    """Read the files that lag behind, up to the median of all, within the memory bound.
+    """Read blocks of the files, so that a round passes on many lines, within the memory bound.
 
-    So a round advances many files, or one that lags far behind. Read a long line if there is room
-    for it, or if all others wait for its file.
+    Read a block of each file without waiting lines; of a line longer than a block only if there is
+    room for it, or if all others wait for its file. Then read the files that lag behind, up to the
+    median of all; the last one even without room.
     """
-    first = min(live, key=lambda reader: reader.reached)
+    last = min(live, key=lambda reader: reader.reached)
     room = MAX_HELD_BYTES - sum(reader.held_bytes for reader in live)
     for reader in live:
-        if not reader.lines and (reader is first or room > 0 or not reader.long_bytes):
+        if not reader.lines and (reader is last or room > 0 or not reader.long_bytes):
             reader.read()
             room -= reader.held_bytes
     waiting = sorted((r for r in live if not r.is_done), key=lambda reader: reader.reached)
-    target = waiting[len(waiting) // 2].reached if waiting else _AT_THE_END
+    median = waiting[len(waiting) // 2].reached if waiting else _AT_THE_END
     for reader in waiting:
         room += reader.held_bytes
-        limit = max(room, _MAX_SKIP_BYTES if reader is waiting[0] else 0)
-        while reader.reached < target and reader.held_bytes < limit:
+        limit = max(room, _MAX_SKIP_BYTES) if reader is waiting[0] else room
+        while reader.reached < median and reader.held_bytes < limit:
             reader.read()
         room -= reader.held_bytes
 
@@ -175,7 +173,7 @@ class Reader:
         self._block_bytes = _MAX_SKIP_BYTES if source.literals else block_bytes
         self._position = source.start
         self.long_bytes = 0  # to read at once if the next line is longer than a block
-        self._line_bytes = 0
+        self._line_bytes = 0  # the memory that one of `lines` takes
         self.lines: list[LogLine] = []
         self.near = BEFORE_ALL  # the last stamp
         # The next line's place in its node's log.
@@ -190,32 +188,37 @@ class Reader:
         return len(self.lines) * self._line_bytes
 
     def read(self) -> None:
-        """Read the next block, a larger one if the last held nothing wanted."""
+        """Read a block: add its wanted lines to `lines`, and set how far the file is read."""
         if self.is_done:
             return
         size = min(max(self._block_bytes, self.long_bytes), self._source.end - self._position)
         data = self._files.read(self._source.file.path, self._position, size)
         is_last = len(data) < size or self._position + size >= self._source.end
         whole = len(data) if is_last else data.rfind(b"\n") + 1
-        read, picked = self._pick(data, whole, self._position)
-        self._position += read
-        self.is_done = is_last and read >= whole
-        if read < whole:  # enough for now: drop the rest of a large block
+        used, picked = self._pick(data, whole, self._position)
+        self._position += used
+        self.is_done = is_last and used >= whole
+        self.reached = (int(self.near), self._number, self._place)
+        if self.is_done:
+            self.reached = _AT_THE_END
+        self.long_bytes = 0 if used else 2 * len(data)
+        if used < whole:  # there were enough wanted lines: the rest of the block is read again
             self._block_bytes = self._usual_bytes
         elif not picked:
             self._block_bytes = min(self._block_bytes * 2, _MAX_SKIP_BYTES)
-        self.long_bytes = 0 if read else 2 * len(data)
         if picked:
-            # An estimate of the memory of a line; a side file may have only its beginning.
-            is_side = self._kind is FileKind.ERRORS
-            text_bytes = sum(len(line.text) for line in picked) // len(picked) if is_side else 0
-            self._line_bytes = OBJECT_BYTES + (text_bytes or len(data) // (data.count(b"\n") + 1))
             self.lines += picked
-        here = (int(self.near), self._number, self._place)
-        self.reached = _AT_THE_END if self.is_done else here
+            self._line_bytes = self._estimated_memory(data, picked)
+
+    def _estimated_memory(self, data: bytes, picked: Sequence[LogLine]) -> int:
+        """Return the bytes that a line of a block takes in memory, on average."""
+        text_bytes = len(data) // (data.count(b"\n") + 1)
+        if self._kind is FileKind.ERRORS:  # which may have only the beginning of a line
+            text_bytes = sum(len(line.text) for line in picked) // len(picked) or text_bytes
+        return OBJECT_BYTES + text_bytes
 
     def _pick(self, data: bytes, whole: int, offset: int) -> tuple[int, list[LogLine]]:
-        """Pick wanted lines until there are enough; return the bytes read, and the lines."""
+        """Pick wanted lines until there are enough; return how many bytes were used, and them."""
         picked: list[LogLine] = []
         start, lines, literals = 0, data[:whole], self._source.literals
         if literals and not any(literal in lines for literal in literals):
@@ -234,6 +237,7 @@ class Reader:
         return start, picked
 
     def _advance(self, data: bytes, offset: int) -> None:
+        """Note that `data` was read, which begins at `offset`: its last stamp, the next place."""
         if self._kind is not FileKind.PLAIN:
             self.near = max(self.near, last_stamp(data) or self.near)
         if self._kind is not FileKind.ERRORS:
@@ -269,7 +273,7 @@ class Reader:
         add, new, heads, torn = lines.append, tuple.__new__, self._heads, self._takes_torn
         node, near, near_us = self._source.file.node, self.near, int(self.near)
         for raw in data.split(b"\n"):
-            cut = raw.find(b" ", 17) + 3
+            cut = raw.find(b" ", 17) + 3  # after `<16 digits> <rank> <letter> `
             head = heads[raw[16:cut]]
             if head is not None and ((stamp := raw[:16]) == near or stamp.isdigit()):
                 if stamp > near:
@@ -283,6 +287,7 @@ class Reader:
         self.near = near
 
     def _parse_plain(self, data: bytes, offset: int) -> list[LogLine]:
+        """Return lines that have no stamp, nor a rank: the time is unknown (0)."""
         if not self._source.takes(None, Stream.OUT):
             return []
         node = self._source.file.node
@@ -294,17 +299,17 @@ class Reader:
 
     def _without_class(self, lines: list[LogLine]) -> Iterator[LogLine]:
         """Yield the lines of a side file without `<class> <offset>`; damaged ones stay whole."""
-        is_all = not self._source.only_errors
         for line in lines:
             entry = parse_side_text(line.text)
             if entry is None:
                 yield line._replace(offset=self._place)
                 continue
             self._place = max(self._place, entry.offset)
-            if is_all or entry.kind or line.stream in RECORDS:
-                noted = line._replace(text=entry.text, offset=self._place)
-                if not is_left_out(noted):
-                    yield self._in_full(noted) if entry.has_more else noted
+            if self._source.only_errors and not entry.kind and line.stream not in RECORDS:
+                continue
+            noted = line._replace(text=entry.text, offset=self._place)
+            if not is_left_out(noted):
+                yield self._in_full(noted) if entry.has_more else noted
 
     def _in_full(self, noted: LogLine) -> LogLine:
         """Read the whole line from the log; mark it as cut if the log lacks it."""
@@ -312,9 +317,10 @@ class Reader:
         raw = self._files.read(log, noted.offset, MAX_HEAD_BYTES + LINE_BYTES) if log else b""
         raw, newline, _ = raw.partition(b"\n")
         found = parse_line(raw, node=noted.node, offset=noted.offset, near_us=0)
-        is_same = newline and found[2:4] == noted[2:4] and found.text.startswith(noted.text)
-        text = found.text if is_same else noted.text
-        return noted._replace(text=text if is_same and not found.partial else text + _CUT)
+        is_of_writer = (found.rank, found.stream) == (noted.rank, noted.stream)
+        if not (newline and is_of_writer and found.text.startswith(noted.text)):
+            return noted._replace(text=noted.text + _CUT)
+        return noted._replace(text=found.text + _CUT if found.partial else found.text)
 
     def take(self, bound: Place) -> list[LogLine]:
         """Remove and return the lines before a place."""
@@ -325,9 +331,11 @@ class Reader:
             return taken
         time, number, place = bound
         if number == self._number:
-            cut = bisect_left(self.lines, (time, place), key=itemgetter(0, 6))
+            cut = bisect_left(self.lines, (time, place), key=itemgetter(0, 6))  # time, offset
+        elif self._number < number:  # of two lines at one time, the lower node's comes first
+            cut = bisect_right(self.lines, time, key=_BY_TIME)
         else:
-            cut = bisect_left(self.lines, time + (self._number < number), key=_BY_TIME)
+            cut = bisect_left(self.lines, time, key=_BY_TIME)
         taken = self.lines[:cut]
         del self.lines[:cut]
         return taken
@@ -335,23 +343,20 @@ class Reader:
 
 def find_stretches(data: bytes, literals: Literals) -> list[tuple[int, int]]:
     """Return lines that contain a literal, each with the lines before it up to one with a head."""
-    hits = [(literal, data.find(literal)) for literal in literals]
+    hits = {literal: data.find(literal) for literal in literals}  # the next of each; -1: none
     found: list[tuple[int, int]] = []
     end = 0
-    while hits := [
-        (literal, place if place >= end else data.find(literal, end))
-        for literal, place in hits
-        if place >= 0
-    ]:
-        place = min((place for _, place in hits if place >= 0), default=-1)
-        if place < 0:
-            break
+    while places := [place for place in hits.values() if place >= 0]:
+        place = min(places)
         start = data.rfind(b"\n", 0, place) + 1
         while start > end and not STAMPED.match(data, start):
             start = data.rfind(b"\n", 0, start - 1) + 1
         newline = data.find(b"\n", place)
         end = newline + 1 if newline >= 0 else len(data)
         found.append((start, end))
+        for literal, place in hits.items():
+            if 0 <= place < end:
+                hits[literal] = data.find(literal, end)
     return found
 
 
@@ -381,8 +386,8 @@ class Tail:
 def find_newest(sources: Iterable[Source], count: int, *, folded: bool = False) -> Tail:
     """Return the last `count` lines of `merge_sources`, in its order, fewer if memory is full.
 
-    The pieces of a line count once. `folded` counts equal lines of many ranks once, as `dedup`
-    shows them. Raises ClusterrunError for a file that can't be read.
+    The pieces of a line count as one and, if `folded`, equal lines of many ranks, as `dedup` shows
+    them. Raises ClusterrunError for a file that can't be read.
     """
     sources = list(sources)
     number_of = number_nodes(sources)

@@ -56,10 +56,7 @@ class LogFile:
 
 
 def find_files(paths: RunPaths, attempt: int, nodes: frozenset[str] | None = None) -> list[LogFile]:
-    """List the logs of an attempt, or of some of its nodes, followed by their side files.
-
-    Both are sorted by node, node2 before node10.
-    """
+    """List the logs of an attempt, or of some nodes, then the side files, each in natural order."""
     directory = paths.log(attempt, "any").parent
     try:
         names = os.listdir(directory)
@@ -84,14 +81,11 @@ def find_files(paths: RunPaths, attempt: int, nodes: frozenset[str] | None = Non
 
 
 def stat_file(path: Path, *, fresh: bool = False) -> os.stat_result | None:
-    """Return the stat of a file; None if it does not exist.
-
-    `fresh` opens it first, since an NFS client may answer stat from its cache for seconds.
-    """
+    """Return the stat of a file, None if there is none; `fresh`: not from a cache, as of NFS."""
     try:
         if not fresh:
             return os.stat(path)
-        with open(os.open(path, _READ), "rb") as file:
+        with open(os.open(path, _READ), "rb") as file:  # to open, NFS asks the server
             return os.fstat(file.fileno())
     except FileNotFoundError:
         return None
@@ -130,10 +124,7 @@ class OpenFiles(contextlib.AbstractContextManager["OpenFiles"]):
         resource.setrlimit(resource.RLIMIT_NOFILE, self._limits)
 
     def read(self, path: Path, offset: int, size: int) -> bytes:
-        """Read up to `size` bytes; b"" if the file does not exist or is shorter than `offset`.
-
-        Raises ClusterrunError for a file that can't be read.
-        """
+        """Read up to `size` bytes; b"" if there are none, or no file. Raises ClusterrunError."""
         try:
             descriptor = self._descriptors.get(path)
             if descriptor is None:  # 0 is valid
@@ -159,17 +150,14 @@ class OpenFiles(contextlib.AbstractContextManager["OpenFiles"]):
 
 
 def find_line_end(path: Path, start: int, end: int) -> int:
-    """Return where the last whole line between two offsets ends; `start` if there is none.
-
-    A stretch that is too long for a line is treated as whole, so that a reader makes progress.
-    """
+    """Return where the last whole line between two offsets ends; `start` if there is none."""
     with OpenFiles() as files:
         for size in (64 * 1024, MAX_LINE_BYTES):
             begin = max(start, end - size)
             newline = files.read(path, begin, end - begin).rfind(b"\n")
             if newline >= 0:
                 return begin + newline + 1
-    return end if end - start > MAX_LINE_BYTES else start
+    return end if end - start > MAX_LINE_BYTES else start  # too long for a line: go on
 
 
 def _unreadable(path: Path, error: OSError) -> ClusterrunError:
@@ -178,22 +166,16 @@ def _unreadable(path: Path, error: OSError) -> ClusterrunError:
 
 @dataclass(frozen=True, kw_only=True)
 class Query:
-    """A choice of lines; every given condition must hold.
+    """A choice of lines; every given condition must hold."""
 
-    `ranks` None means all ranks, the launcher and the agents; a set of ranks excludes those two.
-    `overview` is rank 0, launcher and agents, and the error lines of every rank; `errors` is error
-    lines only. A line is taken if one of `include` matches it and none of `exclude` does.
-    Times are in epoch µs; `until_us` is excluded.
-    """
-
-    ranks: frozenset[int] | None = None
+    ranks: frozenset[int] | None = None  # None: all, launcher and agents; a set excludes those two
     streams: frozenset[Stream] = STREAMS
-    overview: bool = False
-    errors: bool = False
-    include: tuple[re.Pattern[bytes], ...] = ()
-    exclude: tuple[re.Pattern[bytes], ...] = ()
-    since_us: int | None = None
-    until_us: int | None = None
+    overview: bool = False  # rank 0, launcher and agents, and the error lines of every rank
+    errors: bool = False  # error lines only
+    include: tuple[re.Pattern[bytes], ...] = ()  # one must match, if there are any
+    exclude: tuple[re.Pattern[bytes], ...] = ()  # none may match
+    since_us: int | None = None  # in epoch µs
+    until_us: int | None = None  # in epoch µs, excluded
 
 
 EVERYTHING = Query()
@@ -204,20 +186,15 @@ Takes = Callable[["int | None", Stream], bool]
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A stretch of a file from the beginning of a line, and which of its lines are wanted.
-
-    `takes` decides by rank and stream; `wants` decides on the remaining lines. If `literals` is not
-    empty, each wanted line contains one of them. `only_errors`: of a side file, leave out the lines
-    of launcher and agent that report no error.
-    """
+    """A stretch of a file from the beginning of a line, and which of its lines are wanted."""
 
     file: LogFile
     start: int
     end: int
-    takes: Takes = lambda rank, stream: True
-    wants: Callable[[LogLine], bool] | None = None
-    literals: tuple[bytes, ...] = ()
-    only_errors: bool = False
+    takes: Takes = lambda rank, stream: True  # decides by rank and stream
+    wants: Callable[[LogLine], bool] | None = None  # decides on the lines that are taken
+    literals: tuple[bytes, ...] = ()  # each wanted line contains one of them, if there are any
+    only_errors: bool = False  # of a side file: no lines of launcher and agent without an error
 
     def without(self, is_left_out: Takes) -> Source:
         """Return this source without some ranks or streams."""
@@ -229,51 +206,46 @@ def sources_of(files: Iterable[LogFile], query: Query, *, live: bool = False) ->
     """Choose what to read of some files, up to their current ends.
 
     Error lines come from the side files; a missing one counts as empty. `live` includes files
-    without wanted lines yet, and the logs' end records. Raises ClusterrunError for a file that
-    can't be read.
+    without wanted lines yet, and end records. Raises ClusterrunError for an unreadable file.
     """
     chosen = []
     files = list(files)
     searched = required_literals(query.include)
     sides = {file.node: file for file in files if file.kind is FileKind.ERRORS}
-    for file, takes in _parts(files, query, live=live):
-        end = file_size(file.path)
-        end = end if query.until_us is None else seek_time(file, query.until_us, end)
-        start = 0 if query.since_us is None else seek_time(file, query.since_us, end)
+    for file, takes in _chosen_files(files, query, live=live):
+        start, end = 0, file_size(file.path)
+        if query.until_us is not None:
+            end = seek_time(file, query.until_us, end)
+        if query.since_us is not None:
+            start = seek_time(file, query.since_us, end)
         if start >= end and not live:
             continue
-        chosen.append(
-            Source(
-                file=file,
-                start=start,
-                end=end,
-                takes=takes,
-                wants=_wants(query),
-                literals=_literals(file, sides, searched, live=live),
-                only_errors=query.errors,
-            )
-        )
+        source = Source(file=file, start=start, end=end, takes=takes, only_errors=query.errors)
+        literals = _literals(file, sides, searched, live=live)
+        chosen.append(replace(source, wants=_wants(query), literals=literals))
     return chosen
 
 
-def _parts(
+def _chosen_files(
     files: Iterable[LogFile], query: Query, *, live: bool
 ) -> Iterator[tuple[LogFile, Takes]]:
     """Yield the files to read, each with which of its lines are taken."""
     takes = _takes(query, live=live)
     for file in sorted(files, key=lambda file: natural_key(file.node)):
         is_side, ranks = file.kind is FileKind.ERRORS, file.ranks
-        if not (query.ranks is None or ranks is None or not query.ranks.isdisjoint(ranks)):
+        if query.ranks is not None and ranks is not None and query.ranks.isdisjoint(ranks):
             continue
-        if not query.overview and is_side is query.errors:
-            yield file, takes
-        elif query.overview and is_side:
+        if not query.overview:
+            if is_side == query.errors:
+                yield file, takes
+        elif is_side:  # all lines of rank 0 come from its log
             yield file, lambda rank, stream: rank != 0 and takes(rank, stream)
-        elif query.overview and (ranks is None or 0 in ranks):
+        elif ranks is None or 0 in ranks:
             yield file, lambda rank, stream: rank == 0 and takes(rank, stream)
 
 
 def _takes(query: Query, *, live: bool) -> Takes:
+    """Return what decides by rank and stream whether a query asks for a line."""
     ranks, streams = query.ranks, query.streams
 
     def takes(rank: int | None, stream: Stream) -> bool:
@@ -287,6 +259,7 @@ def _takes(query: Query, *, live: bool) -> Takes:
 
 
 def _wants(query: Query) -> Callable[[LogLine], bool] | None:
+    """Return what decides by text whether a query asks for a line; None if it asks for any text."""
     if not query.include and not query.exclude:
         return None
     include = [pattern.search for pattern in query.include]
@@ -318,7 +291,7 @@ def _literals(
     return searched if has_none else (*searched, GAP_LITERAL)
 
 
-_LOOK_BYTES = 4 * 1024
+_BLOCK_BYTES = 4 * 1024
 _SIDE_BYTES = 1024 * 1024  # more than a side file has
 _ANY_LINE = re.compile(rb"^", re.MULTILINE)
 _LEFT_OUT = re.compile(rb"^[0-9]{16} - g - [0-9]+ x ", re.MULTILINE)
@@ -329,31 +302,30 @@ def seek_time(file: LogFile, epoch_us: int, end: int) -> int:
     stamp = b"%016d" % min(max(epoch_us, 0), 10**16 - 1)
     with OpenFiles() as files:
 
-        def next_stamp(offset: int) -> bytes:
+        def first_stamp_from(offset: int) -> bytes:
             return next((found for _, found in line_starts(files, file, offset, end)), stamp)
 
-        block = bisect_left(range(0, end, _LOOK_BYTES), stamp, key=next_stamp)
-        lines = line_starts(files, file, max(0, block - 1) * _LOOK_BYTES, end)
+        blocks = range(0, end, _BLOCK_BYTES)
+        later = bisect_left(blocks, stamp, key=first_stamp_from)
+        # The line is the first of this block, or in the one before it.
+        lines = line_starts(files, file, max(0, later - 1) * _BLOCK_BYTES, end)
         return next((offset for offset, found in lines if found >= stamp), end)
 
 
 def line_starts(
     files: OpenFiles, file: LogFile, start: int, end: int
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield the offset and stamp of each line with a head between two offsets.
-
-    In a file whose lines have none, yield each line with the stamp before all others.
-    """
+    """Yield offset and stamp of each line with a head between two offsets; of PLAIN files, all."""
     pattern = _ANY_LINE if file.kind is FileKind.PLAIN else STAMPED_LINE
     while start < end:
-        size = min(_LOOK_BYTES, end - start)
-        before = min(start, 1)  # a line begins after a newline
-        look = files.read(file.path, start - before, before + size + MAX_HEAD_BYTES)
-        for head in pattern.finditer(look, before):
+        size = min(_BLOCK_BYTES, end - start)
+        before = min(start, 1)  # also the byte before: a line begins after a newline
+        data = files.read(file.path, start - before, before + size + MAX_HEAD_BYTES)
+        for head in pattern.finditer(data, before):
             if head.start() >= before + size:
                 break
             yield start - before + head.start(), head[1] if head.lastindex else BEFORE_ALL
-        if len(look) <= before:
+        if len(data) <= before:
             return
         start += size
 

@@ -41,20 +41,17 @@ _MARKS = {Stream.ERR: "!", Stream.GAP: "~"}
 
 
 @dataclass(kw_only=True)
-class _Open:
-    """A cut line and the time of its last piece.
-
-    If it is not `exact`, it has only the beginning of a long line, without overwritten text.
-    """
+class _Begun:
+    """A line that was cut, as far as its pieces have come."""
 
     first: LogLine
-    exact: bool
-    epoch_us: int = 0
+    exact: bool  # False: only the beginning of a long line, without overwritten text
+    epoch_us: int = 0  # of the last piece
     text: bytearray = field(default_factory=bytearray)
-    size: int = 0
+    size: int = 0  # of the text with what was left out
     pauses: int = 0
     quiet_pauses: int = 0
-    returned: bool = False
+    is_overwritten: bool = False  # the next text replaces this one: a carriage return came
     is_bar: bool = False
 
     @property
@@ -64,24 +61,27 @@ class _Open:
             return self.pauses > BAR_PAUSES
         return self.quiet_pauses > QUIET_PAUSES or self.pauses > OPEN_PAUSES
 
-    def add(self, text: bytes) -> None:
+    def add(self, piece: LogLine) -> None:
+        """Add a piece; text after a carriage return replaces the text before it."""
+        self.epoch_us, self.quiet_pauses = piece.epoch_us, 0
         if self.exact:
-            self.text += text
+            self.text += piece.text
             return
-        body = text.rstrip(b"\r")
-        kept_from = body.rfind(b"\r") + 1
-        if kept_from or (body and self.returned):
+        body = piece.text.rstrip(b"\r")
+        last_state = body.rpartition(b"\r")[2]
+        if len(last_state) < len(body) or (body and self.is_overwritten):
             self.is_bar = True
             self.text.clear()
             self.size = 0
-        self.text += body[kept_from:][: SHOWN_BYTES - len(self.text)]
-        self.size += len(body) - kept_from
-        self.returned = len(body) < len(text) or (self.returned and not body)
+        self.text += last_state[: SHOWN_BYTES - len(self.text)]
+        self.size += len(last_state)
+        self.is_overwritten = len(body) < len(piece.text) or (self.is_overwritten and not body)
 
     def line(self, *, ends: bool) -> LogLine:
-        hidden = 0 if self.exact else self.size - len(self.text)
-        mark = b"" if ends or self.exact else _CUT_MARK
-        mark = _CUT_MARK + f"[+{hidden:,} bytes]".encode() if hidden else mark
+        """Return what there is as a line; a mark shows that text is hidden or will follow."""
+        mark, hidden = b"", self.size - len(self.text)
+        if not self.exact and (hidden or not ends):
+            mark = _CUT_MARK + (f"[+{hidden:,} bytes]".encode() if hidden else b"")
         text = bytes(self.text) + mark
         return self.first._replace(text=text, partial=not ends, epoch_us=self.epoch_us)
 
@@ -97,7 +97,7 @@ class View(ABC):
     exact: bool = False
     write: Callable[[bytes], None]
     attempt: int = 0
-    _begun: dict[Speaker, _Open] = field(default_factory=dict)  # unfinished lines
+    _begun: dict[Speaker, _Begun] = field(default_factory=dict)  # unfinished lines
     _held_bytes: int = 0  # of these
     _folders: tuple[Tracebacks | Dedup, ...] = ()  # hold lines until their copies come
 
@@ -106,7 +106,7 @@ class View(ABC):
         if line.stream in RECORDS:
             gap = parse_gap(line.text) if line.stream is Stream.GAP else None
             if gap:  # the rest of its unfinished line was lost
-                self._give((line.node, line.rank, gap.stream))
+                self._show_begun((line.node, line.rank, gap.stream))
                 self._show_gap(line, gap)
             return
         source = (line.node, line.rank, line.stream)
@@ -115,17 +115,15 @@ class View(ABC):
             if not line.partial and (self.exact or len(line.text) <= SHOWN_BYTES):
                 self._show_line(line)
                 return
-            entry = self._begun[source] = _Open(first=line, exact=self.exact)
+            entry = self._begun[source] = _Begun(first=line, exact=self.exact)
         self._held_bytes -= len(entry.text)
-        entry.add(line.text)
-        entry.epoch_us = line.epoch_us
-        entry.quiet_pauses = 0
+        entry.add(line)
         self._held_bytes += len(entry.text)
         is_much = len(entry.text) > WHOLE_BYTES or self._held_bytes > HELD_BYTES
         if is_much or not line.partial:
-            self._give(source, ends=not line.partial)
+            self._show_begun(source, ends=not line.partial)
 
-    def _give(self, source: Speaker, *, ends: bool = False) -> None:
+    def _show_begun(self, source: Speaker, *, ends: bool = False) -> None:
         """Show the line that a source has begun, if any."""
         if entry := self._begun.pop(source, None):
             self._held_bytes -= len(entry.text)
@@ -142,13 +140,13 @@ class View(ABC):
             entry.pauses += 1
             entry.quiet_pauses += 1
             if entry.is_due:
-                self._give(source)
+                self._show_begun(source)
         self.write_held()
 
     def drain(self) -> None:
         """Write everything, including unfinished lines."""
         for source in list(self._begun):
-            self._give(source)
+            self._show_begun(source)
         self.write_held()
 
     def start_attempt(self, attempt: int) -> None:
@@ -172,11 +170,7 @@ class View(ABC):
 
 @dataclass(kw_only=True)
 class RawView(View):
-    """Writes the bytes of lines, in order for every rank and stream.
-
-    Lines of several sources are never interleaved.
-    `note` reports what was lost: stdout is for the bytes only.
-    """
+    """Writes only the bytes of lines, which it never interleaves; `note` reports what was lost."""
 
     exact: bool = True
     note: Callable[[str], None]
@@ -238,7 +232,7 @@ class TextView(View):
     time_chars: int = 0
     dedup: bool = False
     _width: int = 0
-    _heads: dict[Speaker, str] = field(default_factory=dict)
+    _prefixes: dict[Speaker, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         folded = Dedup(write=self._print, world_size=self.world_size)
@@ -255,8 +249,8 @@ class TextView(View):
             return None
         line = entry.line(ends=True)
         self._make_room_for(line.node)
-        who = self._written(source_name(line), line.stream)
-        return who + readable(line.text, keep_colours=False)
+        prefix = self._new_prefix(source_name(line), line.stream)
+        return prefix + readable(line.text, keep_colours=False)
 
     def _show_line(self, line: LogLine) -> None:
         self._take(line, readable(line.text, keep_colours=self.colour))
@@ -265,29 +259,32 @@ class TextView(View):
         self._take(line, strip_controls(gap_sentence(gap), keep_colours=False))
 
     def _print(self, line: LogLine, body: str, copies: Copies | None = None) -> None:
+        """Write a line or a traceback, for its folded `copies` if there are any."""
         chars = self.time_chars
         start = f"{clock_time(line.epoch_us)[:chars]} " if chars else ""
         if copies:
             label = f"[{count(copies.count, 'node' if line.rank is None else 'rank')}]"
-            start += self._written(label, line.stream, colour=1)
+            start += self._new_prefix(label, line.stream, colour=1)
         else:
-            start += self._head(line)
+            start += self._prefix_of(line)
         texts = body.split("\n")
         if copies and self.prefix:
             texts[-1] += _spread(copies)
         for text in texts:
             self.write(f"{start}{text}\n".encode())
 
-    def _head(self, line: LogLine) -> str:
+    def _prefix_of(self, line: LogLine) -> str:
+        """Return the prefix of a line; that of a source is formatted once."""
         source = (line.node, line.rank, line.stream)
-        head = self._heads.get(source)
-        if head is None:
+        prefix = self._prefixes.get(source)
+        if prefix is None:
             self._make_room_for(line.node)
             name, colour = source_name(line), node_colour(line.node)
-            head = self._heads[source] = self._written(name, line.stream, colour=colour)
-        return head
+            prefix = self._prefixes[source] = self._new_prefix(name, line.stream, colour=colour)
+        return prefix
 
-    def _written(self, who: str, stream: Stream, *, colour: int | None = None) -> str:
+    def _new_prefix(self, who: str, stream: Stream, *, colour: int | None = None) -> str:
+        """Format a prefix; `colour` is a number of SGR, None for the unfinished line."""
         if not self.prefix:
             return ""
         mark = _MARKS.get(stream, "|")
@@ -300,7 +297,7 @@ class TextView(View):
         longest = f"{printable(node)}:{max(self.world_size - 1, 0)}"
         if len(longest) > self._width:
             self._width = len(longest)
-            self._heads.clear()
+            self._prefixes.clear()
 
 
 def _spread(copies: Copies) -> str:
@@ -340,28 +337,18 @@ class JsonView(View):
         )
 
     def _show_gap(self, line: LogLine, gap: Gap) -> None:
-        record = {
-            "type": "gap",
-            "ts": utc_time(line.epoch_us),
-            "node": line.node,
-            "rank": line.rank,
-            "stream": gap.stream.label,
-            "bytes": gap.size_bytes,
-            "reason": gap.reason,
-        }
-        self.write(to_json(record))
+        about = {"type": "gap", "ts": utc_time(line.epoch_us), "node": line.node, "rank": line.rank}
+        lost = {"stream": gap.stream.label, "bytes": gap.size_bytes, "reason": gap.reason}
+        self.write(to_json({**about, **lost}))
 
     def _new_frame(self, source: tuple[int, Speaker]) -> tuple[str, str]:
-        """Format once the fields that all lines of a source share."""
+        """Format once the fields that all lines of a source share, to be put between others."""
         attempt, (node, rank, stream) = source
-        before = {
-            "node": node,
-            "rank": rank,
-            "local_rank": None if rank is None else rank % max(self.procs_per_node, 1),
-            "stream": stream.label,
-            "attempt": attempt,
-        }
+        local_rank = None if rank is None else rank % max(self.procs_per_node, 1)
+        who = {"node": node, "rank": rank, "local_rank": local_rank}
+        before = {**who, "stream": stream.label, "attempt": attempt}
         after = {"file": str(self.paths.log(attempt, node).relative_to(self.paths.root))}
+        # Without `{` and, at the end, `}` and the newline.
         frame = to_json(before).decode()[1:-2], to_json(after).decode()[1:-2]
         self._frames[source] = frame
         return frame

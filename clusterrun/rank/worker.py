@@ -63,7 +63,7 @@ def main() -> None:
         os.environ.pop("TORCH_CPP_LOG_LEVEL", None)
     runtime.emit("rank_start", pid=os.getpid(), host=os.uname().nodename)
     # For Slurm the agent is one task of a node: give scripts the values of this rank.
-    task = {**given.of_task(os.environ), "SLURM_TASK_PID": str(os.getpid())}
+    task = {**given.task_variables(os.environ), "SLURM_TASK_PID": str(os.getpid())}
     found = {name: value for name, value in task.items() if name in os.environ}
     os.environ.update(given.noting_changes(os.environ, {**os.environ, **found}))
     given.note_start(os.environ)

@@ -25,10 +25,7 @@ def read_json(name: str) -> Any:
 
 
 def read_strategies() -> dict[str, dict[str, str]]:
-    """Return the head of each strategy: `key: value` in the comment that its template begins with.
-
-    The names are sorted. Raises ClusterrunError if the templates are missing.
-    """
+    """Return the `key: value` at the head of each strategy's template. Raises ClusterrunError."""
     directory = _find("accelerate_configs", _DIRECTORIES["accelerate_configs"])
     texts = {x.name.removesuffix(".yaml.j2"): x.read_text("utf-8") for x in directory.iterdir()}
     heads = {name: text.partition("#}")[0] for name, text in sorted(texts.items())}

@@ -123,13 +123,11 @@ def newest_first(paths: Iterable[Path], names: re.Pattern[str] = OWN) -> list[tu
 def newest(
     directory: Path, names: re.Pattern[str] = ANY, *, contents: bool = True
 ) -> tuple[Checkpoint | None, list[str]]:
-    """Return the newest complete checkpoint, and a line about each newer incomplete one.
-
-    Without `contents`, check only markers and sizes: one process can't read what thousands wrote.
-    """
+    """Return the newest complete checkpoint, and a line about each newer incomplete one."""
     notes: list[str] = []
     for _, path in listed(directory, names):
         try:
+            # Without `contents`, look at sizes: one process can't read what thousands wrote.
             return read(path, contents=contents), notes
         except IncompleteError as problem:
             notes.append(passed_over(path, str(problem)))
@@ -145,8 +143,7 @@ def passed_over(path: Path, problem: str) -> str:
 def check_room(directory: Path, node: str = "") -> None:
     """Raise OSError if the newest checkpoint, or this node's part of it, takes more than is free.
 
-    Check before a save: if one rank fails during a save, the others wait in the collectives of
-    DeepSpeed and FSDP.
+    Check before a save: if one rank fails during it, the others wait in collectives of the save.
     """
     last = next(filter(None, (_marked(path, node) for _, path in listed(directory))), None)
     if last is None:
@@ -154,8 +151,9 @@ def check_room(directory: Path, node: str = "") -> None:
     needed = sum(size for size, _ in last.values())
     disk = shutil.disk_usage(directory)  # 0 bytes if the file system reports no size
     if disk.total and disk.free < needed:
-        unit, bits = ("MiB", 20) if needed >= 1 << 20 else ("KiB", 10)
-        words = f"{-(-needed >> bits)} {unit} are needed, {disk.free >> bits} {unit} are free"
+        unit, size = ("MiB", 1 << 20) if needed >= 1 << 20 else ("KiB", 1 << 10)
+        rounded_up = (needed + size - 1) // size
+        words = f"{rounded_up} {unit} are needed, {disk.free // size} {unit} are free"
         raise OSError(errno.ENOSPC, words)
 
 
@@ -266,10 +264,7 @@ def read_marker(path: Path) -> tuple[Checkpoint, Sums]:
 
 
 def check(path: Path, files: Sums, *, contents: bool = True) -> None:
-    """Raise IncompleteError if one of these files is missing, has another size or is damaged.
-
-    Without `contents`, no file is read.
-    """
+    """Raise IncompleteError for a missing file, another size or, if `contents`, a bad checksum."""
 
     def check_one(name: str) -> None:
         size, crc = files[name]
@@ -311,21 +306,21 @@ def file_names(path: Path) -> list[str]:
 
 def of_first_rank(names: Iterable[str]) -> list[str]:
     """Leave out the files that are named for other ranks, which may still write them."""
-    owners = ((name, _OWNER.search(name)) for name in names)
-    return [name for name, match in owners if not (match and int(match[1] or match[2]))]
+    return [name for name in names if not _owner(name)]
 
 
 def own_share(names: Sequence[str], here: int, world_size: int) -> list[str]:
-    """Return the files that this rank handles: those named for it, and a share of the rest.
+    """Return the files that rank `here` handles: those named for it, and a share of the rest."""
+    owners = [_owner(name) for name in names]  # whose nodes have the files in memory
+    handlers = (number if owner is None else owner for number, owner in enumerate(owners))
+    pairs = zip(names, handlers, strict=True)
+    return [name for name, handler in pairs if handler % world_size == here]
 
-    A rank's node wrote the files named for it, and has them in memory.
-    """
-    owners = [match and int(match[1] or match[2]) for match in map(_OWNER.search, names)]
-    return [
-        name
-        for number, (name, owner) in enumerate(zip(names, owners, strict=True))
-        if (number if owner is None else owner) % world_size == here
-    ]
+
+def _owner(name: str) -> int | None:
+    """Return the rank that a file is named for; None if it is named for none."""
+    match = _OWNER.search(name)
+    return int(match[1] or match[2]) if match else None
 
 
 def _marked(path: Path, node: str) -> Sums | None:

@@ -36,20 +36,22 @@ def parse_span(text: str, *, bare_s: int = 1) -> Decimal | None:
     if re.match(_BARE, stripped):
         return Decimal(stripped) * bare_s
     if clock := re.match(_CLOCK, stripped):
-        first, *behind = map(int, clock["fields"].split(":"))
-        if any(field > 59 for field in behind):  # as in 25:99
+        numbers = [int(field) for field in clock["fields"].split(":")]
+        if any(number > 59 for number in numbers[1:]):  # as in 25:99
             return None
-        parts = (first, *behind, 0, 0)[:3] if clock["days"] or behind[1:] else (0, first, *behind)
-        hours = int(clock["days"] or 0) * 24 + parts[0]
-        return Decimal((hours * 60 + parts[1]) * 60 + parts[2])
+        if len(numbers) == 2 and not clock["days"]:  # minutes and seconds
+            numbers = [0, *numbers]
+        hours, minutes, seconds = [*numbers, 0, 0][:3]
+        hours += int(clock["days"] or 0) * 24
+        return Decimal((hours * 60 + minutes) * 60 + seconds)
     if not re.match(SPAN, stripped):
         return None
-    seconds = Decimal(0)
+    total = Decimal(0)
     for part in re.finditer(f"(?ai){_PART}", stripped):
         unit = next(filter(None, part.groups()[1:])).lower()
         number = Decimal(part[1])
-        seconds += number / 1000 if unit == "ms" else number * _UNIT_SECONDS[unit]
-    return seconds
+        total += number / 1000 if unit == "ms" else number * _UNIT_SECONDS[unit]
+    return total
 
 
 def parse_slurm_minutes(text: str) -> int:

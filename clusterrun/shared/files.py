@@ -30,10 +30,7 @@ DISK_FAULTS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS})
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`, and rename it to `path` if the block succeeds.
-
-    A failure leaves nothing behind. Nodes that share the directory get different names.
-    """
+    """Yield a path beside `path`; rename it to `path` if the block succeeds, or else remove it."""
     temporary = _beside(path)
     try:
         yield temporary
@@ -161,11 +158,13 @@ def last_line(path: Path, letters: int = 300) -> str:
 
 def end_of(path: Path, most_bytes: int, *, since: int = 0, until: int | None = None) -> bytes:
     """Return the last bytes of a file, or of a part of it; b"" if it can't be read."""
-    start = max(since, (size_of(path) if until is None else until) - most_bytes)
+    end = size_of(path) if until is None else until
+    start = max(since, end - most_bytes)
+    most = most_bytes if until is None else max(0, until - start)
     try:
         with open_regular(path) as file:
             file.seek(start)
-            return file.read(most_bytes if until is None else max(0, until - start))
+            return file.read(most)
     except OSError:
         return b""
 
@@ -183,10 +182,7 @@ def _encoded(content: str | bytes) -> bytes:
 
 
 def write_crash(error: BaseException) -> Path:
-    """Write the traceback of a fault of clusterrun to the user's cache; return its path.
-
-    A process keeps its last one. Raises OSError.
-    """
+    """Write the traceback of a fault to the user's cache; return its path. Raises OSError."""
     import time
     import traceback
 
@@ -207,19 +203,12 @@ SPARE = 256  # recommended for all other files of a process
 
 
 def needed_descriptors(nodes: int, ranks: int) -> int:
-    """Return what one process opens: the conductor for each node, rank 0 for each rank.
-
-    >>> needed_descriptors(2, 16)
-    20
-    """
+    """Return what one process opens: the conductor 2 for each node, rank 0 one for each rank."""
     return 2 * nodes + ranks
 
 
 def raise_descriptor_limit(wanted: int = ENOUGH) -> int:
-    """Raise the soft limit to `wanted`, or to the hard limit if that is lower; return it.
-
-    Processes started later inherit it.
-    """
+    """Raise the soft limit to `wanted`, but not above the hard limit; return the soft limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     possible = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft == resource.RLIM_INFINITY or soft >= possible:

@@ -26,18 +26,14 @@ BAD: Final = (Severity.FAIL, Severity.NOTE)  # the worst first
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What was found; `id` names its page (`clusterrun explain`), `fix` is a command or an edit.
+    """What was found."""
 
-    `nodes` are those that it is about: () for this machine, or for all as a group.
-    `line` is that of the script, 0 for none.
-    """
-
-    id: str
+    id: str  # of its page (`clusterrun explain`)
     severity: Severity
     text: str
-    fix: str = ""
-    nodes: tuple[str, ...] = ()
-    line: int = 0
+    fix: str = ""  # a command or an edit
+    nodes: tuple[str, ...] = ()  # (): this machine, or all as a group
+    line: int = 0  # of the script; 0: none
 
     def __str__(self) -> str:
         """Return a line for people."""

@@ -47,30 +47,33 @@ def note_given(environ: MutableMapping[str, str], before: Mapping[str, str]) -> 
         environ.update(noting_changes({**noted, GIVEN: environ[GIVEN]}, environ))
 
 
-def of_task(env: Mapping[str, str]) -> dict[str, str]:
+def task_variables(env: Mapping[str, str]) -> dict[str, str]:
     """Return what `srun --ntasks-per-node=RANKS` sets for the task that is this rank."""
     numbers = [int(env[name]) for name in _OF_RANK if env.get(name, "").isdigit()]
     if len(numbers) < len(_OF_RANK):
         return {}
-    rank, local, size, each = numbers
-    per_node = f"{each}(x{size // each})" if size > each else str(each)
-    share = lambda found: f"{found[1]}{max(1, int(found[2]) // each)}"  # noqa: E731
+    rank, local, size, local_size = numbers
+    per_node = f"{local_size}(x{size // local_size})" if size > local_size else str(local_size)
+    first = rank - local
+
+    def share(cpus: re.Match[str]) -> str:
+        return f"{cpus[1]}{max(1, int(cpus[2]) // local_size)}"
+
     return {
         **{"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(local)},
         **dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP_NUM_TASKS"), str(size)),
         **dict.fromkeys(("SLURM_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE"), per_node),
-        "SLURM_NTASKS_PER_NODE": str(each),
-        "SLURM_GTIDS": ",".join(map(str, range(rank - local, rank - local + each))),
-        "SLURM_DISTRIBUTION": "block" if each > 1 else "cyclic",
+        "SLURM_NTASKS_PER_NODE": str(local_size),
+        "SLURM_GTIDS": ",".join(map(str, range(first, first + local_size))),
+        "SLURM_DISTRIBUTION": "block" if local_size > 1 else "cyclic",
         **{name: re.sub(_CPU_COUNT, share, env[name]) for name in _CPUS if name in env},
     }
 
 
 def noting_changes(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str]:
     """Return `after` with notes on the values of `before` that it changes."""
-    given = before.get(GIVEN, "").split()
-    changed = {name: before[name] for name in given if name in before}
-    changed = {name: old for name, old in changed.items() if after.get(name) != old}
+    known = {name: before[name] for name in before.get(GIVEN, "").split() if name in before}
+    changed = {name: old for name, old in known.items() if after.get(name) != old}
     return {**after, **{WAS + name: old for name, old in changed.items()}, **_noted(before)}
 
 
@@ -85,10 +88,7 @@ def note_start(environ: MutableMapping[str, str]) -> None:
 
 
 def as_given(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment that this job was given, with what its script has set since.
-
-    Outside a job, return the whole environment.
-    """
+    """Return what this job was given, and what its script has set since; outside a job, all."""
     if GIVEN not in environ:
         return dict(environ)
     names = set(environ[GIVEN].split())

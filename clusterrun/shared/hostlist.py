@@ -62,6 +62,7 @@ def _items(text: str) -> Iterator[list[list[str]]]:
 
 
 def _choices(text: str, ranges: str, position: int) -> list[str]:
+    """Return the numbers of a bracket, with their zeros; `position` is where its content begins."""
     numbers: list[str] = []
     for part in ranges.split(","):
         match = re.fullmatch(_RANGE, part)
@@ -101,8 +102,8 @@ def fold_hostlist(names: Iterable[str]) -> str:
         split.append(re.fullmatch(_LAST_NUMBER, name).groups())  # type: ignore[union-attr]
     found = []
     for (before, after), group in itertools.groupby(split, lambda part: (part[0], part[2])):
-        numbers = [part[1] for part in group]
-        if numbers[1:] and numbers[0]:
+        numbers = [number for _, number, _ in group]
+        if len(numbers) > 1 and numbers[0]:
             numbers = [f"[{','.join(_ranges(numbers))}]"]
         found += [f"{before}{number}{after}" for number in numbers]
     return ",".join(found)
@@ -166,10 +167,10 @@ def _rank_range(part: str, world_size: int, of: str) -> range:
     if match is None or max(map(len, re.split("[-:]", part))) > _MAX_DIGITS:
         raise UsageError(f"{part!r} is not a rank", hint="write ranks as 0,8-15 or ::8")
     if match["slice"]:
-        start, stop, step = (*(int(end) if end else None for end in part.split(":")), None)[:3]
-        if step == 0:
+        bounds = [int(bound) if bound else None for bound in part.split(":")]
+        if bounds[2:] == [0]:
             raise UsageError(f"the step of {part!r} is 0", hint="write ::8 for every eighth rank")
-        return range(world_size)[start:stop:step]
+        return range(world_size)[slice(*bounds)]
     low = int(match["low"])
     high = int(match["high"] or low)
     if high < low:

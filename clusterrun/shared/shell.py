@@ -25,17 +25,13 @@ REST_S = 1.0  # for the output of a command that was killed
 
 # Messages of Slurm's clients for temporary faults, and for permanent ones.
 PASSING = (
-    "Unable to contact slurm controller",
-    "Socket timed out",
-    "Zero Bytes were transmitted or received",
-    "Slurm backup controller in standby mode",
+    *("Unable to contact slurm controller", "Socket timed out"),
+    *("Zero Bytes were transmitted or received", "Slurm backup controller in standby mode"),
 )
 LASTING = (
     "cannot stat file",  # slurm.conf; Slurm would look for it for a minute
-    "Could not establish a configuration source",
-    "Unable to process configuration file",
-    "Protocol authentication error",
-    "Munge encode failed",
+    *("Could not establish a configuration source", "Unable to process configuration file"),
+    *("Protocol authentication error", "Munge encode failed"),
 )
 
 
@@ -119,6 +115,7 @@ def run_once(
 def _collect(
     process: subprocess.Popen[bytes], timeout_s: float, rest_s: float, most: int
 ) -> Completed:
+    """Collect the output; kill the command at the limit, or if we are interrupted."""
     kept = [bytearray() for _ in range(2)]
     pid = 0
     try:

@@ -41,6 +41,7 @@ def of_schema(kind: type[_Result], data: Any, schema: str) -> _Result:
 
 
 def _of_object(kind: Any, inner: tuple[Any, ...], value: dict[str, Any]) -> Any:
+    """Return an object as a mapping, or as a dataclass, which ignores keys that are no fields."""
     if not hasattr(kind, "__dataclass_fields__"):
         if not issubclass(kind, Mapping):
             raise ValueError(f"an object is not of type {kind.__name__}")
@@ -58,6 +59,7 @@ def _fields(kind: Any) -> dict[str, Any]:
 
 
 def _plain(kind: Any, value: Any) -> Any:
+    """Return a text, number or flag if it is of this type; floats have the limits of times."""
     if issubclass(kind, (Enum, str)) and kind is not str:
         return kind(value)
     is_float = kind is float and type(value) in (int, float)

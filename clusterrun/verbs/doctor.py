@@ -24,10 +24,10 @@ from clusterrun.config.settings import Resolved
 from clusterrun.config.spec import JobSpec
 from clusterrun.errors import ClusterrunError, SchedulerUnreachableError, UsageError, describe
 from clusterrun.health import paths, toolchain, trial
-from clusterrun.health.examine import Look, UnknownError, merged, to_exclude
+from clusterrun.health.examine import Check, UnknownError, merged, to_exclude
 from clusterrun.health.examine import examine as side_by_side
 from clusterrun.health.gpus import LONG_S, GpuAnswer
-from clusterrun.health.node import Needs, all_looks, pages, quick_looks
+from clusterrun.health.node import Needs, all_checks, pages, quick_checks
 from clusterrun.launch.facts import Interpreter
 from clusterrun.launch.inputs import interpreter_problem, is_certain, runs_in_container
 from clusterrun.launch.plan import Plan
@@ -218,24 +218,24 @@ _OF_JOB: Final[dict[str, Callable[[Subject], Finding]]] = {
 def places(name: str) -> Iterator[str]:
     """Yield where a check runs, in words."""
     needs = Needs(runs=Path(), gpus=())
-    is_of_nodes = name in all_looks(needs)
+    is_of_nodes = name in all_checks(needs)
     if name in _OF_JOB or is_of_nodes:
         is_guess = name.startswith(_OF_THIS_MACHINE)
         but = "; if the job runs on Slurm, a failure here is a note" if is_guess else ""
         yield f"this machine: clusterrun doctor{but}"
     if name not in _OF_JOB or is_of_nodes:
         yield "the nodes: clusterrun doctor --nodes N"
-    if name in quick_looks(needs):
+    if name in quick_checks(needs):
         yield "the nodes of each job, before the ranks start: the preflight"
 
 
-def chosen(job: Subject, only: Sequence[str], without: Sequence[str]) -> dict[str, Look]:
+def chosen(job: Subject, only: Sequence[str], without: Sequence[str]) -> dict[str, Check]:
     """Return the checks of this machine that are chosen, by id, in the order of their pages."""
     for prefix in (*only, *without):
         if not any(name.startswith(prefix) for name in pages()):
             hint = "list them with: clusterrun explain all"
             raise UsageError(f"no check begins with '{prefix}'", hint=hint)
-    checks = all_looks(job.needs, job.gpus)
+    checks = all_checks(job.needs, job.gpus)
     is_here = job.plan.cluster.scheduler.is_this_machine
     if not is_here:  # a `Lack`: its text says why
         checks |= {name: partial(skip, name, str(is_here)) for name in ("node.memory", "gpu.count")}
@@ -252,7 +252,7 @@ def is_chosen(name: str, only: Sequence[str], without: Sequence[str]) -> bool:
 
 
 def examine(
-    job: Subject, checks: Mapping[str, Look], *, before_nodes: bool = False
+    job: Subject, checks: Mapping[str, Check], *, before_nodes: bool = False
 ) -> list[Finding]:
     """Run checks of a job; `before_nodes`: only those that the nodes do not run later.
 
@@ -262,7 +262,7 @@ def examine(
     if before_nodes:  # whether they see the directory of the runs will be known
         checks = {name: each for name, each in checks.items() if name.startswith(HERE)}
         names = (*names, "path.runs")
-    late = {"path.runs": paths.slow(Path(job.plan.runs_dir))}
+    late = {"path.runs": paths.slow_finding(Path(job.plan.runs_dir))}
     found = side_by_side(checks, DEADLINE_S, alone=ALONE, late=late)
     return [
         dataclasses.replace(each, severity=Severity.NOTE)
@@ -470,8 +470,8 @@ def findings(smoke: Smoke) -> tuple[list[Finding], str]:
     nodes, found = smoke.nodes, smoke.found
     reasons = {node: reason_of(output, node) for node in nodes if node not in found}
     facts = (smoke.met, smoke.unstarted, reasons, smoke.waited_s)
-    by_node = trial.of_nodes(nodes, found, *facts, has_slurm=smoke.has_slurm)
-    group = trial.of_group(nodes, found, smoke.met)
+    by_node = trial.judge_nodes(nodes, found, *facts, has_slurm=smoke.has_slurm)
+    group = trial.compare_nodes(nodes, found, smoke.met)
     # Of each node, the first finding says whether the node reported.
     reports = {node: checks[:1] for node, checks in by_node.items()}
     others = {node: checks[1:] for node, checks in by_node.items() if node in found}

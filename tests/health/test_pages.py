@@ -24,7 +24,7 @@ from clusterrun.health import (
     trial,
 )
 from clusterrun.health.checks import clock
-from clusterrun.health.node import Needs, all_looks, pages, quick_looks
+from clusterrun.health.node import Needs, all_checks, pages, quick_checks
 from clusterrun.shared import files
 from clusterrun.verbs import doctor
 from tests.checkout import ROOT
@@ -134,7 +134,7 @@ def test_a_file_adds_a_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(node, "_CHECKS", dict(node.own_checks()))
     monkeypatch.setattr(checks, "__path__", [*checks.__path__, str(tmp_path)])
     needs = Needs(runs=tmp_path)
-    for looks in (quick_looks(needs), all_looks(needs)):
+    for looks in (quick_checks(needs), all_checks(needs)):
         assert str(looks["node.mine"]()) == f"node.mine: bad in {tmp_path}; hint: mend it"
     assert len(list(doctor.places("node.mine"))) == 3
     summary, rows = explained()["node.mine"]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from clusterrun.health import examine, trial
 from clusterrun.health.examine import differences, merged, to_exclude
 from clusterrun.health.machine import facts
-from clusterrun.health.trial import OF_ALL, NodeReport, of_group, of_nodes, slow
+from clusterrun.health.trial import OF_ALL, NodeReport, compare_nodes, judge_nodes, slow
 from clusterrun.shared.finding import BAD, Severity, fail, note, ok, skip
 from clusterrun.shared.state import JobState
 from clusterrun.verbs.doctor import Smoke, findings
@@ -49,13 +49,13 @@ def lines(
 ) -> tuple[list[str], str]:
     """Return what is noted, failed and skipped, and the nodes to leave out."""
     found = REPORTS if found is None else found
-    by_node = of_nodes(NODES, found, met, [unstarted], said or {}, 12.3)
+    by_node = judge_nodes(NODES, found, met, [unstarted], said or {}, 12.3)
     present = {node: checks for node, checks in by_node.items() if node in found}
     reported = {node: checks[:1] for node, checks in by_node.items()}
     rows = [
         *merged(reported),
         *(each for each in merged(present) if each.id != "node.report"),
-        *of_group(NODES, found, met),
+        *compare_nodes(NODES, found, met),
     ]
     assert [each for each in rows if bool(each.fix) != (each.severity in BAD)] == []
     own = {node: [c for c in checks if c.id != OF_ALL] for node, checks in by_node.items()}
@@ -65,7 +65,7 @@ def lines(
 
 def test_nothing_is_noted_on_healthy_nodes() -> None:
     assert lines() == ([], "")
-    checks = of_nodes(NODES, REPORTS, NODES, (), {}, 12.3)
+    checks = judge_nodes(NODES, REPORTS, NODES, (), {}, 12.3)
     assert [each.id for each in checks["n1"]] == [
         *("node.report", "node.shm", "node.compute", "net.meet", "net.reduce")
     ]
@@ -73,16 +73,16 @@ def test_nothing_is_noted_on_healthy_nodes() -> None:
 
 # Nodes that do not report
 
-SILENT = "no report within 12 s: it is stuck or very busy, or the job does not start on it"
+SILENT = "no report within 12 s: the node is stuck or very busy, or the job does not start there"
 
 
 @pytest.mark.parametrize(
     ("unstarted", "said", "has_met", "text", "hint"),
     [
-        ("", "", False, SILENT, "look at it with: scontrol show node n2; leave it out with --ex"),
+        ("", "", False, SILENT, "look at the node: scontrol show node n2; leave the node out"),
         ("", "a setup line exited", False, "a setup line exited", "correct this, or leave the nod"),
-        ("n2", "", False, "Slurm could not start the job's script on it", "look at it with: scon"),
-        ("", "", True, "no report, but it answered the first node: its", "choose a directory"),
+        ("n2", "", False, "Slurm could not start the job's script on the", "look at the node: sc"),
+        ("", "", True, "no report, but the node answered the first one", "choose a directory"),
     ],
 )
 def test_a_node_without_report(
@@ -94,10 +94,10 @@ def test_a_node_without_report(
     assert len(bad) == 1
     assert bad[0].startswith(f"fail node.report n2: {text}")
     assert exclude == "n2"
-    checks = of_nodes(NODES, found, met, [unstarted], {"n2": said}, 12.3)
+    checks = judge_nodes(NODES, found, met, [unstarted], {"n2": said}, 12.3)
     (report,) = (each for each in checks["n2"] if each.id == "node.report")
     assert report.fix.startswith(hint)
-    own = of_nodes(NODES, found, met, [unstarted], {"n2": said}, 12.3, has_slurm=False)["n2"]
+    own = judge_nodes(NODES, found, met, [unstarted], {"n2": said}, 12.3, has_slurm=False)["n2"]
     assert not any("scontrol" in each.fix for each in own)
 
 
@@ -131,7 +131,7 @@ GLOO = "RuntimeError: [/build/gloo/pair.cc:537] Read error: Connection reset by 
         ),
         (
             {"n3": {"has_measured": False, "reduced_s": None}}, NODES,
-            ["fail net.meet n3: it met the others, then it stopped answering",
+            ["fail net.meet n3: the node met the others, then it stopped answering",
              "skip net.reduce n3: not measured"], "n3",
         ),
         (

@@ -71,7 +71,7 @@ def blocks_of(size: int, held_bytes: int = 1 << 26) -> Iterator[None]:
             (merge, "MAX_HELD_BYTES", held_bytes),
             (merge, "_FIRST_BYTES", size),
             (merge, "_BLOCK_BYTES", 2 * size),
-            (sources_module, "_LOOK_BYTES", size),
+            (sources_module, "_BLOCK_BYTES", size),
         ):
             stack.enter_context(patch.object(module, name, value))
         yield

@@ -16,7 +16,7 @@ WORLD = 16
 
 def members(copies: Copies) -> list[int]:
     """Return the ranks of copies."""
-    return [rank for rank in range(copies.taken.bit_length()) if copies.taken >> rank & 1]
+    return [rank for rank in range(copies.writers.bit_length()) if copies.writers >> rank & 1]
 
 
 class Folded:

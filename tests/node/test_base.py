@@ -138,7 +138,7 @@ H100, T4 = ({"capability": capability} for capability in ((9, 0), (7, 5)))
 def answer(*gpus: dict[str, Any], **fields: str) -> GpuAnswer:
     found = GpuAnswer()
     listed = [NvmlGpu(name=str(number), **gpu) for number, gpu in enumerate(gpus)]
-    found.__dict__["any"] = Answer(gpus=listed, **fields)
+    found.__dict__["answer"] = Answer(gpus=listed, **fields)
     return found
 
 

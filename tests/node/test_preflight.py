@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from clusterrun.config.choices import Device, Preflight
-from clusterrun.health.examine import Look
+from clusterrun.health.examine import Check
 from clusterrun.health.gpus import ANSWER_S
 from clusterrun.node.link.connection import LINE_BYTES, Report
 from clusterrun.node.watch import preflight
@@ -31,14 +31,14 @@ Answer = Callable[..., None]
 def _answer(monkeypatch: pytest.MonkeyPatch) -> Answer:
     """Have the quick checks find this."""
 
-    def answer(*found: Finding | Look) -> None:
+    def answer(*found: Finding | Check) -> None:
         looks = {
             each.id if isinstance(each, Finding) else f"late.{n}": (
                 (lambda each=each: each) if isinstance(each, Finding) else each
             )
             for n, each in enumerate(found)
         }
-        monkeypatch.setattr(preflight, "quick_looks", lambda *_: looks)
+        monkeypatch.setattr(preflight, "quick_checks", lambda *_: looks)
 
     return answer
 

@@ -34,7 +34,7 @@ from clusterrun.backends.local.backend import VISIBLE, boot_id
 from clusterrun.backends.local.controller import amend_controller, start_node
 from clusterrun.errors import ClusterrunError
 from clusterrun.health import paths as health_paths
-from clusterrun.health.examine import Look, examine, side_by_side
+from clusterrun.health.examine import Check, examine, side_by_side
 from clusterrun.health.gpus import LONG_S, GpuAnswer, described, device_names
 from clusterrun.health.machine import packages
 from clusterrun.health.nvml import NO_DRIVER, NvmlGpu
@@ -302,19 +302,19 @@ def _sees(file: Path) -> bool:
 
 def _checks(run_dir: Path) -> list[dict[str, str]]:
     """Return what would fail with this host's directories, as JSON of findings."""
-    looks: dict[str, Look] = {
+    looks: dict[str, Check] = {
         "path.runs": partial(health_paths.runs, run_dir, is_shared=False),
         "path.disk": partial(health_paths.disk, run_dir),
         "path.inodes": partial(health_paths.inodes, run_dir),
         "node.tmp": health_paths.scratch,
     }
-    found = examine(looks, _CHECKS_S, late={"path.runs": health_paths.slow(run_dir)})
+    found = examine(looks, _CHECKS_S, late={"path.runs": health_paths.slow_finding(run_dir)})
     return [each.to_data() for each in found if each.severity is Severity.FAIL]
 
 
 def _gpus() -> dict[str, Any]:
     """Return the GPUs that this host may use; `unknown` says why NVML cannot list them."""
-    answer = GpuAnswer(device_names(os.environ), LONG_S).any
+    answer = GpuAnswer(device_names(os.environ), LONG_S).answer
     if answer.absent and (answer.absent != NO_DRIVER or _AMD.exists()):
         return {"unknown": answer.absent}
     found = [

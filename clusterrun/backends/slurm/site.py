@@ -14,7 +14,7 @@ from typing import Final
 from clusterrun.backends.slurm.query import SEPARATOR, TTL_S, cached, parse_clock, printed, rows
 from clusterrun.backends.slurm.reasons import Use
 from clusterrun.errors import SchedulerUnreachableError, SubmissionError, UsageError, shortened
-from clusterrun.health.examine import some
+from clusterrun.health.examine import join_some
 from clusterrun.launch.plan import Plan
 from clusterrun.shared import shell
 from clusterrun.shared.durations import clock
@@ -275,7 +275,7 @@ def _reasons(groups: Iterable[NodeGroup]) -> str:
             text = " ".join(group.reason.split()) or group.state
             found[shortened(text, REASON_LETTERS)].update(group.hosts)
     ordered = sorted(found.items(), key=lambda each: (-len(each[1]), each[0]))
-    return some([f"{text} ({named([*hosts])})" for text, hosts in ordered], 3)
+    return join_some([f"{text} ({named([*hosts])})" for text, hosts in ordered], 3)
 
 
 def limits(plan: Plan) -> Finding:

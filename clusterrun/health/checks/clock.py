@@ -37,6 +37,7 @@ def clock(needs: Needs) -> Finding:
     with tempfile.TemporaryFile(dir=place) as file:
         os.utime(file.fileno())  # to the server's time
         server = os.fstat(file.fileno()).st_mtime
+    # Between these two moments, the server set the time: within them, the clocks agree.
     off = server - min(max(server, before), time.time())
     side = "behind" if off > 0 else "ahead of"
     text = f"this machine's clock is {abs(off):.1f} s {side} the file server's of {place}"

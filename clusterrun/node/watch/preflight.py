@@ -17,7 +17,7 @@ from clusterrun.errors import shortened
 from clusterrun.health.examine import examine
 from clusterrun.health.gpus import LONG_S, GpuAnswer, device_names
 from clusterrun.health.machine import versions
-from clusterrun.health.node import Needs, quick_looks
+from clusterrun.health.node import Needs, quick_checks
 from clusterrun.launch.plan import Plan, Precision
 from clusterrun.node.base.causes import NodeError, NodeExit
 from clusterrun.node.base.identity import Attempt, Identity
@@ -59,7 +59,7 @@ class NodeChecks:
             return ()
         self._asked = self._needs.gpu_answer()
         try:
-            looks = quick_looks(self._needs, self._asked)
+            looks = quick_checks(self._needs, self._asked)
             found = await asyncio.to_thread(examine, looks, DEADLINE_S)
         except Exception as error:  # noqa: BLE001 - a fault of a check must not end the job
             text = f"cannot check this node: {error!r}"
@@ -122,15 +122,15 @@ def visible_gpus(env: Mapping[str, str], asked: GpuAnswer) -> int | None:
         return len(device_names(env))
     if (text := env.get("SLURM_GPUS_ON_NODE", "")).isdigit():
         return int(text)
-    return None if asked.any.absent or asked.any.problem else len(asked.any.gpus)
+    return None if asked.answer.absent or asked.answer.problem else len(asked.answer.gpus)
 
 
 def gpu_capabilities(env: Mapping[str, str], asked: GpuAnswer) -> Capabilities:
     """Return the compute capability of each GPU that the ranks will see; empty if unknown."""
     if visible_gpus(env, asked) == 0:
         return ()
-    found = [(gpu.capability or (0, 0)) for gpu in asked.any.gpus]
-    if not found or (0, 0) in found or asked.any.problem:
+    found = [(gpu.capability or (0, 0)) for gpu in asked.answer.gpus]
+    if not found or (0, 0) in found or asked.answer.problem:
         return _torch_capabilities()
     return tuple((major, minor) for major, minor in found)
 
