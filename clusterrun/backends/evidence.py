@@ -210,7 +210,7 @@ def _with_printed_steps(progress: TrainingProgress, lines: Sequence[LogLine]) ->
 
 
 def _uncut(lines: Sequence[LogLine], stream: Stream) -> list[Text]:
-    """Return a stream's lines, each with the part of a bar that a cut line before it began."""
+    """Return a stream's lines; the bar that a cut line begins is repeated before the next line."""
     texts: list[Text] = []
     begun = ""
     for line in lines:

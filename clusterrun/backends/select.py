@@ -18,7 +18,7 @@ from clusterrun.shared import shell
 def backend(cluster: Cluster, runs_dir: RunsDir, *, is_shared: bool = False) -> Backend:
     """Return the backend to submit to. Raises UsageError for Slurm without sbatch.
 
-    `is_shared`: a first host that does not see `runs_dir` is refused.
+    If `is_shared`, the first host of a job on hosts must see `runs_dir`.
     """
     if cluster.scheduler.reads_sbatch:
         refuse_missing_slurm()

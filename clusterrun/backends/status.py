@@ -256,7 +256,8 @@ def _state(end: End | None, job: SchedulerJob, evidence: Evidence) -> JobState:
     is_stale = _later(end.ended_at, job.asked_at)  # the scheduler answered before the end
     if _later(job.start, end.ended_at) or (job.state is JobState.PENDING and not is_stale):
         return job.state  # it starts again, or already has
-    # A job that Slurm ended may have been preempted; only Slurm knows, after it has cleaned up.
+    # The scheduler does not report the end yet. A job that Slurm ended may have been preempted:
+    # only Slurm knows, after it has cleaned up.
     return JobState.COMPLETING if end.state is JobState.CANCELLED else end.state
 
 

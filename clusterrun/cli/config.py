@@ -240,7 +240,9 @@ def _known_settings() -> dict[str, Known]:
     known = {"cluster": Known("slurm", "this machine has sbatch"), "slurm.nodes": Known("1")}
     rows = kinds(node_groups(None))
     if not rows:
-        output.warn("sinfo did not answer", notes=("set the partition and GPUs in the file",))
+        output.warn(
+            "sinfo did not answer", notes=("set the partition and the GPUs in clusterrun.yaml",)
+        )
         return known
     allowed = associations(current_user())
     mine = {partition for _, partition in allowed} or {""}  # "": all partitions

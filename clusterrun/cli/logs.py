@@ -117,7 +117,7 @@ def command(**wanted: Any) -> int:
         raise UsageError("--follow and --until cannot be combined", hint="keep one of them")
     request = build_request(wanted)
     if wanted["with_times"] and request.reads_batch:
-        output.note("the lines of the batch script have no times")
+        output.note("the output of the batch script has no times")
     if wanted["following"]:
         return follow_job(request)
     read(request)

@@ -197,7 +197,7 @@ def _moment(option: str, text: str | None, *, record: JobRecord, batch: bool) ->
         return None
     if batch:
         whose = f"the batch script of {title_of(record)}"
-        raise UsageError(f"{option}: the lines of {whose} have no times", hint=f"drop {option}")
+        raise UsageError(f"{option}: the output of {whose} has no times", hint=f"drop {option}")
     try:
         return parse_moment(text, datetime.now())
     except UsageError as error:

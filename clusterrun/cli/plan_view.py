@@ -257,7 +257,8 @@ def _speedup(answer: Estimate) -> Iterator[str]:
         return
     if found.measured_at:
         share = 100 * found.low * found.base / answer.question.setup.world
-        over = f"{found.low:.3g} times {count(found.base, 'rank')}, efficiency {share:.0f} %"
+        ranks = count(found.base, "rank")
+        over = f"{found.low:.3g} times as fast as {ranks}, efficiency {share:.0f} %"
         yield _row("speed-up", f"{over}: measured by clusterrun scaling, {found.measured_at[:10]}")
     else:
         band = f"{found.low:.3g} to {found.high:.3g} times one GPU"
@@ -265,12 +266,13 @@ def _speedup(answer: Estimate) -> Iterator[str]:
 
 
 def _disk(answer: Estimate) -> str:
+    """Return the row of the disk: one checkpoint, all that are kept, and the free space."""
     need, question = answer.disk, answer.question
-    best = f" + weights of the best {question.keep_best}" if question.keep_best else ""
+    best = f" + weights of the {question.keep_best} best" if question.keep_best else ""
     sums = f"keep {question.keep} + 1 in flight{best} = {gigabytes(need.total_bytes)}"
     free = f" of {gigabytes(need.capacity_bytes)} free" if need.capacity_bytes else ""
     verdict = f"   {_painted(need.verdict)}" if need.verdict is not None else ""
-    if question.save_every and need.verdict is None:
+    if question.save_every and need.verdict is None:  # this machine does not see the job's disk
         verdict = "   not checked: the job writes elsewhere"
     one = gigabytes(total(checkpoint_terms(question.setup)))
     return _row("disk", f"{one} per checkpoint, {sums}{free}{verdict}")

@@ -32,7 +32,10 @@ _ENGINES = {"ddp": "DDP", "fsdp": "FSDP", "deepspeed": "DeepSpeed"}
 @click.argument("jobs", nargs=-1, metavar="[JOB]...", shell_complete=complete.jobs)
 @click.option("--wait", "waiting", is_flag=True, help="wait until the job ends")
 @click.option(
-    "-f", "--follow", is_flag=True, help="on a terminal, show the screen of top until the job ends"
+    "-f",
+    "--follow",
+    is_flag=True,
+    help="on a terminal, show the job as 'clusterrun top' does until it ends",
 )
 @click.option(
     "--exit-status", is_flag=True, help="exit with 3 if the job did not complete or is suspect"
@@ -241,7 +244,10 @@ def _progress(job: JobStatus) -> str:
 
 
 def _attempts(job: JobStatus, *, has_end_below: bool) -> Iterator[tuple[str, str]]:
-    """Yield a row for each of several attempts; how the last one ended may be said below."""
+    """Yield a row for each attempt; none for a single one that needs no explanation.
+
+    `has_end_below`: the lines below say how the last attempt ended, so its row is brief.
+    """
     attempts, is_over = job.attempts, job.state.is_terminal
     outcomes = [attempt.outcome for attempt in attempts if attempt.outcome]
     is_good = all(outcome.cause is Cause.COMPLETED for outcome in outcomes)

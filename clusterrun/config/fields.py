@@ -356,7 +356,7 @@ _FORMATS: Final[Mapping[Kind, Format]] = {
     Kind.REAL: Format((int, float), "a number", _real, _written_real),
     Kind.FLAG: Format((bool,), "True or False", _flag, lambda value: str(value).lower()),
     # Before resolution, the word of a member.
-    Kind.ENUM: Format((str,), "one of its values", _enum, lambda value: str(value.value)),
+    Kind.ENUM: Format((str,), "a str", _enum, lambda value: str(value.value)),
     Kind.TEXTS: Format((tuple, list), "a list of str", write=tuple),
     Kind.MAPPING: Format((Mapping,), "a mapping of str to str", write=dict),
     Kind.MINUTES: Format(*_WHOLE, _of_text(parse_slurm_minutes), lambda m: clock(60 * m), 1),

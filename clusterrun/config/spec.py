@@ -147,7 +147,7 @@ stage_dir | text DIR | | |
 [network.]
 preset = network | enum | | | apply the NCCL settings for this network  [default: auto]
 interface = network_interface | text | | |
-  use this network interface  [default: the one of the route to the other nodes]
+  use this network interface  [default: the one that leads to the other nodes]
 port_range | text LOW-HIGH | | | listen on ports in this range  [default: 20000-29999]
 env = network_env | mapping | | | set additional NCCL or fabric variables
 [logs.]

@@ -169,7 +169,7 @@ FP32: Final = 4
 EXPOSED: Final = 0.1  # of work or traffic, whichever is less
 # Parameters a second that the CPUs of a node update, with norm, clipping and casts: from the
 # 8 x A800 table in docs/plan.md, where offload adds 17 to 20 s for 6.7 billion.
-HOST_STEPS: Final = 0.42e9
+HOST_PARAMS_PER_S: Final = 0.42e9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,7 +212,7 @@ def assumption(links: Links) -> str:
     return (
         f"ranked by work and by traffic at {within} within a node, {between} between nodes, {host} "
         "to the host; the shorter of the two overlaps with the longer, except for a tenth; a "
-        f"node's CPUs update {HOST_STEPS / 1e9:g} billion parameters a second"
+        f"node's CPUs update {HOST_PARAMS_PER_S / 1e9:g} billion parameters a second"
     )
 
 
@@ -249,12 +249,12 @@ def _host_seconds(setup: Setup, links: Links) -> float:
     if not setup.offloads_optimizer:
         return 0.0
     width, trained = setup.number_bytes, setup.trained
-    carried = 2 * width * trained / setup.shards
-    if setup.strategy.is_deepspeed:  # it adds the passes up on the host
+    carried = 2 * width * trained / setup.shards  # bytes: gradients to the host, weights back
+    if setup.strategy.is_deepspeed:  # a further pass fetches the sum and returns it
         carried += 2 * FP32 * (setup.accumulation - 1) * trained / setup.shards
-    if setup.offloads_params:
+    if setup.offloads_params:  # fetched by the forward and by the backward of each pass
         carried += 2 * width * setup.accumulation * setup.model.params / setup.shards
-    return carried / links.to_host + trained / setup.nodes / HOST_STEPS
+    return carried / links.to_host + trained / setup.nodes / HOST_PARAMS_PER_S
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -207,7 +207,7 @@ class MemoryGroup:
             return cls(levels=())
         is_step = [part.startswith("step_") for part in parts]
         job_depth = is_step.index(True) if True in is_step else len(parts)
-        depths = range(len(parts), max(job_depth, 1) - 1, -1)
+        depths = range(len(parts), max(job_depth, 1) - 1, -1)  # from the task's up to the job's
         levels = tuple(base.joinpath(*parts[:depth]) for depth in depths)
         return cls(levels=levels or (base,), is_v1=v1 is not None)
 

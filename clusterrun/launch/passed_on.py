@@ -32,7 +32,7 @@ _OWNED: Final = {
 }
 _OWNED_BY_SBATCH: Final = {
     **_OWNED,
-    "array": "submit each job separately: one job is one run",
+    "array": "submit once for each value: clusterrun submits no job arrays",
     "clusters": "use --set slurm.clusters=NAME",
     "cpus-per-gpu": "use --set slurm.cpus_per_gpu=N",
     **dict.fromkeys(("help", "usage", "version"), "run sbatch itself with it"),

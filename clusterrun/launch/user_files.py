@@ -266,9 +266,11 @@ def take_world(spec: JobSpec, own: OwnFiles, facts: Facts) -> JobSpec:
             raise yaml_error(spec, "distributed_type MULTI_GPU, but num_processes 1", hint)
         taken["nproc_per_node"] = per_machine
     if facts.cluster.scheduler.is_this_machine and not _is_cpu(spec, own):
+        # Here, the YAML's ids choose the GPUs.
         ids = own.accelerate.get("gpu_ids")
         taken["gpu_ids"] = spec.gpu_ids or (None if ids in (None, "all") else str(ids))
     elif per_machine and spec.gpus_per_node is None and not _is_cpu(spec, own):
+        # Elsewhere, each rank needs a GPU from the scheduler.
         taken["gpus_per_node"] = spec.nproc_per_node or per_machine
     return dataclasses.replace(spec, **taken)
 

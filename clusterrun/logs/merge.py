@@ -168,6 +168,7 @@ class Reader:
         self._source, self._number, self._files = source, number, files
         self._kind = source.file.kind
         self._heads = LineHeads(source.takes)
+        # Lines without a head (torn writes, holes) count as the launcher's: see `_add`.
         self._takes_torn = source.takes(None, Stream.LAUNCHER)
         self._usual_bytes = block_bytes
         self._block_bytes = _MAX_SKIP_BYTES if source.literals else block_bytes

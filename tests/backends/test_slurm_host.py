@@ -107,7 +107,7 @@ def test_numbers_that_were_changed_by_hand_are_refused(tmp_path: Path) -> None:
     assert given.refusal() == ""
     words = given.srun
     given.srun = tuple(word.replace("--ntasks=2", "--ntasks=1") for word in words)
-    assert "srun has --ntasks=1 but was rendered with another value" in given.refusal()
+    assert "srun has --ntasks=1, but the job was rendered with another value" in given.refusal()
     given.srun = tuple(word for word in words if not word.startswith("--ntasks="))
     assert given.refusal() == ""  # the allocation's
 

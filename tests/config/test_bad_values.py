@@ -148,7 +148,7 @@ def test_a_value_of_another_type_is_refused_by_the_name_of_its_field() -> None:
         ({"exclusive": 1}, "exclusive must be True or False, not int"),
         ({"script": b"train.py"}, "script must be a str, not bytes"),
         ({"mem": 200}, "mem must be a str, not int"),
-        ({"strategy": 2}, "strategy must be one of its values, not int"),
+        ({"strategy": 2}, "strategy must be a str, not int"),
         ({"args": "--lr 1"}, "args must be a list of str, not str"),
         ({"args": ("--lr", 1e-4)}, "args must be a list of str"),
         ({"env": {"A": 1}}, "env must be a mapping of str to str"),

@@ -141,7 +141,7 @@ def test_the_large_training_is_planned_as_the_guide_says(tmp_path: Path) -> None
     out = run(script(HERE, "plan"), tmp_path)
     assert "32 per rank x 2 accumulation x 3 ranks = 192 samples a step" in out
     assert "52,083 full steps per epoch" in out
-    assert "disk      2.28 GB per checkpoint, keep 1 + 1 in flight + weights of the best 5" in out
+    assert "disk      2.28 GB per checkpoint, keep 1 + 1 in flight + weights of the 5 best" in out
 
 
 def test_the_large_training_has_the_sizes_that_are_planned(tmp_path: Path) -> None:

@@ -174,14 +174,14 @@ def test_the_batch_scripts_output_carries_no_times(run: LogsCommand) -> None:
     done = run.logs("L1", "--stream", "batch", "-t")
     assert (done.stdout, done.stderr) == (
         "batch    | one\nbatch    | two\n",
-        "note: the lines of the batch script have no times\n",
+        "note: the output of the batch script has no times\n",
     )
     entries = [json.loads(line) for line in run.lines("L1", "--stream", "batch", "--json")]
     assert [(entry["ts"], entry["text"]) for entry in entries] == [(None, "one"), (None, "two")]
     done = run.logs("L1", "--stream", "batch", "--since", "1h")
     assert (done.returncode, done.stderr) == (
         2,
-        "error: --since: the lines of the batch script of job L1 have no times\n"
+        "error: --since: the output of the batch script of job L1 has no times\n"
         "  hint: drop --since\n",
     )
 

@@ -108,7 +108,7 @@ class HostsBackend(LocalBackend):
             raise openssh.silent(host, done.stderr)
 
     def _state_elsewhere(self, paths: RunPaths, controller: Controlling) -> tuple[JobState, str]:
-        """Return RUNNING while the controller touches its file, else UNKNOWN, and why."""
+        """Return RUNNING and what the controller waits for; UNKNOWN and why if it is silent."""
         host = controller.host
         age = time.time() - paths.controller.stat().st_mtime
         if age < SILENT_S:

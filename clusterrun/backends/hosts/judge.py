@@ -60,9 +60,10 @@ def closed_port(host: str, to: str, port: int, reason: str) -> Finding:
 
 
 def gpus_to_lock(plan: Plan, facts: Facts) -> list[str]:
-    """Return the UUIDs (or names) of the GPUs that a run may use on a host.
+    """Return the GPUs that a run locks on a host, by UUID or name.
 
-    If they are unknown, all runs over ssh use the first ones; an allocation's are its own.
+    If they are unknown, a run over ssh locks the first ones; one in an allocation locks none,
+    because the scheduler gives its GPUs to no other job.
     """
     found = facts["gpus"]
     if "unknown" in found and plan.cluster.scheduler.outlives_shell:

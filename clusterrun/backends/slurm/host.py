@@ -108,7 +108,9 @@ class SlurmHost(Host):
             return f"{has} but was rendered for {planned}; render it again with --nodes {given}"
         for each in self.srun:
             if each.startswith(("--nodes=", "--ntasks=")) and each not in self.plan.srun_args:
-                return f"srun has {each} but was rendered with another value; render the job again"
+                return (
+                    f"srun has {each}, but the job was rendered with another value; render it again"
+                )
         # The launcher's options override the numbers in accelerate.yaml: a change has no effect.
         plan, own = self.plan, dict(_NUMBERS.findall(self.plan.accelerate_text))
         rendered = own if plan.accelerate_text else plan.accelerate

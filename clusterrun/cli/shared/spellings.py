@@ -369,7 +369,7 @@ def _options_of(entry: str, *, is_module: bool) -> ScriptOptions:
     search = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     roots = [path.parent, Path(), Path("src"), *map(Path, search)]
     modules: dict[Path, Script] = {}
-    own = set(sys.stdlib_module_names)
+    known = set(sys.stdlib_module_names)  # packages that need not be read, or have been
     while waiting and len(modules) < _MOST_FILES:
         file = waiting.pop()
         if file in modules or not file.is_file():  # reading would use up a pipe
@@ -378,11 +378,12 @@ def _options_of(entry: str, *, is_module: bool) -> ScriptOptions:
             modules[file] = Script(file.read_bytes())
         except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
             continue
-        for package in modules[file].packages - own:
+        for package in modules[file].packages - known:
             files = list(islice(_files_of(package, file.parent, roots), _MOST_FILES))
-            own |= {package} if files and package != "." else set()
+            if files and package != ".":  # the directory of a module: each has its own
+                known.add(package)
             waiting += files
-    return ScriptOptions([*modules.values()], own)
+    return ScriptOptions([*modules.values()], known)
 
 
 def _files_of(package: str, directory: Path, roots: Sequence[Path]) -> Iterator[Path]:

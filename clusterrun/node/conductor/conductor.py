@@ -319,6 +319,7 @@ class Conductor:
         """Handle pending signals; raise if the job was ended."""
         self._wait(0)
         if self.terminated:
+            # On Slurm, `_terminate` has recorded the code; elsewhere, the step's code counts.
             code = self.terminated.code if self.host.is_witness else self.code
             raise _OverError(Finish(state=self.terminated.state, code=code or self.terminated.code))
 

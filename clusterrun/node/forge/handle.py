@@ -82,6 +82,7 @@ class Forge:
             self.close(f"{text}; hint: {INSTEAD}")
 
     def _take(self, answer: dict[str, Any]) -> None:
+        """Note an event of the forge: "open" when it can fork ranks, "closed" if it cannot."""
         self._changed_at = time.monotonic()
         match answer.pop("event"):
             case "importing":

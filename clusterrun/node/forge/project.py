@@ -317,5 +317,6 @@ class RankStart:
             text = ", ".join(names)
             return f"the script changes {text} too late: the forge has imported what reads it"
         if names := self.has_own(self._imported):
-            return f"the script has its own {', '.join(names)}, but the forge has imported another"
+            text = f"the script has its own {', '.join(names)}"
+            return f"{text}, but the forge has imported installed modules of the same name"
         return ""

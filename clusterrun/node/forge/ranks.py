@@ -57,7 +57,7 @@ def check(name: str) -> None:
         raise Closed(f"{name} initialises CUDA")
     if threads() > 1:  # OpenBLAS ends its threads before a fork, and starts new ones on demand
         if fork_answer(lambda: "alive", TRIAL_S) is None:  # this also runs the libraries' handlers
-            raise Closed("a fork of the imported libraries hangs")
+            raise Closed("a process that has imported the libraries hangs when it is forked")
         if threads() > 1:
             raise Closed(f"{name} starts threads, which a fork lacks")
 

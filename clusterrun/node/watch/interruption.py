@@ -211,7 +211,7 @@ class Interruption:
         if self._is_handled:
             return
         if not self.is_used:
-            self.say("no rank has called runtime.should_checkpoint() yet; ranks save when they do")
+            self.say("no rank has called runtime.should_checkpoint() yet: each saves at that call")
             self._is_unheard = True
         for request in range(1, TRIES + 1):
             if await agree(self.head.questions, request):

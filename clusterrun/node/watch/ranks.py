@@ -113,10 +113,10 @@ class Ranks:
         """Settle how a rank ended once that is known, or its exit is overdue after its report."""
         if rank.is_settled or not rank.pid:
             return
-        is_asked = closely or rank.pidfd is None
-        if is_asked and not rank.ended_at and not is_running(rank.pid):
+        must_poll = closely or rank.pidfd is None  # without a descriptor, nothing reports the end
+        if must_poll and not rank.ended_at and not is_running(rank.pid):
             rank.ended_at = time.time()
-        if rank.ended_at and rank.code is None:  # no descriptor was free
+        if rank.ended_at and rank.code is None:
             rank.code = exit_code(rank.pid)
         is_known = rank.ended_at and (rank.code is not None or rank.report)
         patience_s = 0.0 if closely else LEAVE_S
