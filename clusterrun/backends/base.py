@@ -29,30 +29,24 @@ class Submission(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerJob:
-    """What a scheduler reports about one job; None means unknown.
-
-    Times are seconds since the epoch. `start` is set once the job has started, `expected_start`
-    before that. `partition` (or several, with commas) and `asked_nodes` are what a job requests.
-    `limit_s` is also None without a limit. `source` is what was queried (squeue, sacct, scontrol,
-    files; empty if none knows the job), `asked_at` is when, `note` is what remains unknown.
-    """
+    """What a scheduler reports about one job; None is unknown, times are epoch seconds."""
 
     job_id: str
     state: JobState
-    source: str
+    source: str  # what was queried: squeue, sacct, scontrol, files; "" if none knows the job
     reason: str = ""
     nodelist: str = ""
     elapsed_s: int | None = None
-    limit_s: int | None = None
-    expected_start: float | None = None
-    start: float | None = None
+    limit_s: int | None = None  # also None without a limit
+    expected_start: float | None = None  # set until the job has started
+    start: float | None = None  # set once it has started
     end: float | None = None
     exit_code: int | None = None
     exit_signal: int | None = None
-    partition: str = ""
-    asked_nodes: int | None = None
-    asked_at: float | None = None
-    note: str = ""
+    partition: str = ""  # that the job requests; several with commas
+    asked_nodes: int | None = None  # that the job requests
+    asked_at: float | None = None  # when the scheduler was queried
+    note: str = ""  # what remains unknown
 
 
 class Where(NamedTuple):

@@ -36,48 +36,37 @@ class ProgressSource(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingProgress:
-    """The progress of a training; None and "" are unknown. Times are seconds since the epoch.
+    """The progress of a training; None and "" are unknown, times are seconds since the epoch."""
 
-    `reported_at` is the time of the newest step; `metrics` came with it. `bar` describes the bar or
-    the lines that count the steps, `unit` is what they count; only epochs have a fraction.
-    `output_at` is when a rank on the first node last wrote; it is read only while the job runs.
-    """
-
-    step: float | None = None
+    step: float | None = None  # only epochs have a fraction
     total: int | None = None
     rate_per_s: float | None = None
-    reported_at: float | None = None
-    metrics: Mapping[str, Any] = field(default_factory=dict)
+    reported_at: float | None = None  # the time of the newest step
+    metrics: Mapping[str, Any] = field(default_factory=dict)  # of the newest step
     source: ProgressSource = ProgressSource.REPORTED
-    bar: str = ""
-    unit: str = "step"
-    output_at: float | None = None
+    bar: str = ""  # describes the bar or the lines that count the steps
+    unit: str = "step"  # what they count
+    output_at: float | None = None  # when a rank of the first node last wrote; of a running job
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What the first node recorded about the newest attempt; times are seconds since the epoch.
-
-    `reached` is the newest phase of its start that has ended.
-    `nodes` are those that met, `hosts` those of the events: simulated nodes share one. `unsaved`
-    is why the attempt could not save, unless it has saved since; `is_unheard` means that no rank
-    has checked for the request to save. `preflight` are the checks that failed before the launch.
-    """
+    """What the first node recorded about the newest attempt; times are seconds since the epoch."""
 
     attempt: int
-    reached: Phase | None = None
+    reached: Phase | None = None  # the newest phase of its start that has ended
     started_at: float | None = None
-    hosts: tuple[str, ...] = ()
-    nodes: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()  # those of the events: simulated nodes share one
+    nodes: tuple[str, ...] = ()  # those that met
     world_size: int | None = None
     engine: str = ""
     progress: TrainingProgress = TrainingProgress()
     checkpoint: str | None = None
     checkpoint_at: float | None = None
     losses: tuple[float, ...] = ()
-    unsaved: str = ""
-    is_unheard: bool = False
-    preflight: tuple[Finding, ...] = ()
+    unsaved: str = ""  # why the attempt could not save, unless it has saved since
+    is_unheard: bool = False  # no rank has checked for the request to save
+    preflight: tuple[Finding, ...] = ()  # the checks that failed before the launch
 
 
 def read_evidence(paths: RunPaths) -> Evidence:
@@ -226,18 +215,14 @@ def _uncut(lines: Sequence[LogLine], stream: Stream) -> list[Text]:
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptSummary:
-    """One attempt; `outcome` is None while it runs, and if no node could write it.
-
-    A later attempt repeated `lost_steps`, which had taken an estimated `lost_s`. `startups`
-    sets `startup`.
-    """
+    """One attempt of a run."""
 
     number: int
     nodes: tuple[str, ...]
-    outcome: Outcome | None
-    lost_steps: int | None = None
-    lost_s: float | None = None
-    startup: Startup | None = None
+    outcome: Outcome | None  # None while it runs, and if no node could write it
+    lost_steps: int | None = None  # those that a later attempt repeated
+    lost_s: float | None = None  # the estimated time that these had taken
+    startup: Startup | None = None  # set by `with_startups`
 
 
 def read_attempts(paths: RunPaths, newest: int | None = None) -> tuple[AttemptSummary, ...]:

@@ -91,10 +91,8 @@ def _all_hosts(spec: JobSpec, cluster: Cluster, cwd: Path, environ: Mapping[str,
     if spec.hostfile:
         return parse_hostfile(_text_in(spec.hostfile, cwd, "hostfile"), shown=spec.hostfile)
     if cluster.scheduler.outlives_shell:
-        raise UsageError(
-            "--cluster ssh needs hosts",
-            hint="pass --hosts gpu1,gpu2 or --hostfile FILE, or write hosts: in clusterrun.yaml",
-        )
+        hint = "pass --hosts gpu1,gpu2 or --hostfile FILE, or write hosts: in clusterrun.yaml"
+        raise UsageError("--cluster ssh needs hosts", hint=hint)
     source = allocation_source(environ)
     return allocation_hosts(source, _nodes_of_allocation(source, environ[source], cwd))
 
@@ -169,10 +167,8 @@ def _script_json(spec: JobSpec, cwd: Path, cluster: Cluster) -> str:
     except FileNotFoundError as error:
         if runs_in_container(spec) or is_of_one_machine(name, cluster):
             return ""  # only the nodes may have it
-        raise UsageError(
-            f"the script's arguments name a DeepSpeed JSON that does not exist: '{name}'",
-            hint=nearest_file(cwd / name),
-        ) from error
+        text = f"the script's arguments name a DeepSpeed JSON that does not exist: '{name}'"
+        raise UsageError(text, hint=nearest_file(cwd / name)) from error
     except (OSError, ValueError):
         return ""
     return text if is_for_deepspeed(text) else ""
@@ -230,11 +226,8 @@ def read_script(resolved: Resolved) -> bytes | None:
     if source.startswith(_ARCHIVE):
         return None
     if problem := _why_not_python(source):
-        raise UsageError(
-            f"'{spec.script}' is not a Python script: {problem}",
-            hint="name the Python file that trains",
-            where=where,
-        )
+        text = f"'{spec.script}' is not a Python script: {problem}"
+        raise UsageError(text, hint="name the Python file that trains", where=where)
     return source
 
 

@@ -40,10 +40,8 @@ def submit_or_remove(scheduler: Backend, plan: Plan, paths: RunPaths) -> Submiss
 def refuse_missing_slurm() -> None:
     """Raise UsageError if sbatch is not found."""
     if shell.find("sbatch") is None:
-        raise UsageError(
-            "sbatch was not found on this machine",
-            hint="use a login node of the cluster, or run here with --cluster local",
-        )
+        hint = "use a login node of the cluster, or run here with --cluster local"
+        raise UsageError("sbatch was not found on this machine", hint=hint)
 
 
 def backend_of(record: JobRecord) -> Backend:

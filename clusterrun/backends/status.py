@@ -32,23 +32,14 @@ from clusterrun.shared.state import JobState
 
 @dataclass(frozen=True, kw_only=True)
 class JobStatus:
-    """The status of one job; None and "" mean unknown, and `notes` say why.
-
-    Times are seconds since the epoch. `pending` explains why a job waits, `reason` is the
-    scheduler's reason for any other state. `world_size` and `engine` (ddp, fsdp or deepspeed) are
-    what the ranks reported, not what was requested; `preflight` are the checks that failed before
-    the newest attempt's launch. `asked` has what a pending job requests now; `outlook.explained`
-    sets `outlook`. `usage` has the newest sample of each node of the newest attempt; `with_usage`
-    adds it. `damaged` are files of the run that can't be read. `error` is set if the scheduler did
-    not answer.
-    """
+    """The status of one job; None and "" are unknown, times are seconds since the epoch."""
 
     record: JobRecord
     state: JobState
-    reason: str = ""
-    pending: PendingReason | None = None
-    outlook: Outlook | None = None
-    asked: SchedulerJob | None = None
+    reason: str = ""  # the scheduler's reason for the state, unless the job waits
+    pending: PendingReason | None = None  # why the job waits
+    outlook: Outlook | None = None  # set by `outlook.explained`
+    asked: SchedulerJob | None = None  # what a pending job requests now
     nodelist: str = ""
     elapsed_s: int | None = None
     limit_s: int | None = None
@@ -58,17 +49,17 @@ class JobStatus:
     exit_code: int | None = None
     exit_signal: int | None = None
     attempt: int = 0
-    world_size: int | None = None
-    preflight: tuple[Finding, ...] = ()
-    engine: str = ""
+    world_size: int | None = None  # what the ranks reported, not what was requested
+    preflight: tuple[Finding, ...] = ()  # the checks that failed before the newest attempt's launch
+    engine: str = ""  # what the ranks reported: ddp, fsdp or deepspeed
     progress: TrainingProgress = field(default_factory=TrainingProgress)
     checkpoint: str | None = None
     failure: Outcome | None = None
     attempts: tuple[AttemptSummary, ...] = ()
-    usage: Mapping[str, Sample] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    damaged: tuple[str, ...] = ()
-    error: ClusterrunError | None = None
+    usage: Mapping[str, Sample] = field(default_factory=dict)  # of each node, set by `with_usage`
+    notes: tuple[str, ...] = ()  # among others, why something is unknown
+    damaged: tuple[str, ...] = ()  # files of the run that can't be read
+    error: ClusterrunError | None = None  # set if the scheduler did not answer
 
     @property
     def suspicions(self) -> tuple[Suspicion, ...]:

@@ -22,21 +22,15 @@ MOST_RANKS = 1 << 12  # of a node
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptRecord:
-    """What is known of an attempt before its end.
+    """What is known of an attempt before its end."""
 
-    `owner` is the process that took it, at `taken_at` (epoch seconds), when the batch output, which
-    all attempts of a run share, had `printed` bytes. The agents of the attempt know the `secret`.
-    `nodes` are in rank order, () until the rendezvous. The script first resumed from the step
-    `resumed`; 0 is the beginning.
-    """
-
-    owner: str = ""
-    taken_at: float | None = None
-    printed: int = 0
-    secret: str = ""
-    nodes: tuple[str, ...] = ()
+    owner: str = ""  # the process that took it
+    taken_at: float | None = None  # epoch seconds
+    printed: int = 0  # bytes that the batch output, which all attempts share, had at that time
+    secret: str = ""  # known to the agents of the attempt
+    nodes: tuple[str, ...] = ()  # in rank order, () until the rendezvous
     procs_per_node: int = 0
-    resumed: int | None = None
+    resumed: int | None = None  # the step from which the script first resumed; 0 is the beginning
 
     @property
     def ranks_by_node(self) -> dict[str, range]:

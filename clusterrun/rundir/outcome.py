@@ -22,32 +22,25 @@ from clusterrun.shared.state import JobState
 
 @dataclass(frozen=True, kw_only=True)
 class ShortVerdict:
-    """A cause and where it began.
+    """A cause and where it began."""
 
-    `cause` is its id, `means` a sentence, `text` its first sign. `steps` is how many steps the log
-    shows before it. A `generic` cause only says that the script failed. `advice` is general.
-    `place` names who printed the text, `frame` the line of the script in its traceback; `more` are
-    further signs. The first `is_reported` if it is from the agents. `victims` is how many other
-    ranks failed because of it. `allowed` is what the job may use of the memory of its nodes.
-    """
-
-    cause: str
-    means: str
+    cause: str  # its id
+    means: str  # a sentence
     status: Certainty
     retry: Retry
-    text: str = ""
+    text: str = ""  # its first sign
     ranks: tuple[int, ...] = ()
     nodes: tuple[str, ...] = ()
     blames_node: bool = False
-    generic: bool = False
-    steps: int = 0
-    advice: tuple[Advice, ...] = ()
-    place: str = ""
-    frame: str = ""
-    more: tuple[str, ...] = ()
-    is_reported: bool = False
-    victims: int = 0
-    allowed: int | None = None
+    generic: bool = False  # it only says that the script failed
+    steps: int = 0  # that the log shows before it
+    advice: tuple[Advice, ...] = ()  # general
+    place: str = ""  # who printed the text
+    frame: str = ""  # the line of the script in its traceback
+    more: tuple[str, ...] = ()  # further signs
+    is_reported: bool = False  # the first sign is from the agents
+    victims: int = 0  # how many other ranks failed because of it
+    allowed: int | None = None  # what the job may use of the memory of its nodes
 
 
 SCHEMA = "clusterrun.outcome/1"
@@ -65,15 +58,11 @@ class Next(str, Enum):
 
 
 class VerdictRule(str, Enum):
-    """The rule on verdicts that decided what follows an attempt.
+    """The rule on verdicts that decided what follows an attempt."""
 
-    `WOULD_REPEAT`: an error that another try would repeat stops the run. `SAME_CAUSE`: so does the
-    second failure in a row by one cause at one place. `FAULTY_NODE`: a faulty node is excluded.
-    """
-
-    WOULD_REPEAT = "would-repeat"
-    SAME_CAUSE = "same-cause"
-    FAULTY_NODE = "faulty-node"
+    WOULD_REPEAT = "would-repeat"  # an error that another try would repeat stops the run
+    SAME_CAUSE = "same-cause"  # so does the second failure in a row by one cause at one place
+    FAULTY_NODE = "faulty-node"  # a faulty node is excluded
 
 
 class Cause(str, Enum):
@@ -129,48 +118,34 @@ _TEXTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The end of one attempt.
-
-    Times are epoch seconds; `failed_at` is that of the first failure; `code` is the job's exit
-    status if it ends here. `interruption` is why the ranks were to exit; `is_handled`: the script's
-    own handlers ended them, with saves that clusterrun may not know. `node`, `rank` and `where`
-    (file:line) name the first failure; `signal` killed that rank (0: none); `message` is its error;
-    `alike` is the number of ranks that raised the same error there. `reason` is the whole sentence.
-    `step` is the last one that rank 0 reported; `checkpoint` is the newest complete one of this
-    attempt or an earlier one. `exclude` lists nodes that the next attempt must not use, `unfit`
-    those that failed a check before the launch for a reason of their own; `why` explains `next` in
-    one line.
-    `verdict` is what the logs show as the cause; `rule` is the rule on verdicts that decided what
-    follows, if one did. `suspicions` are why an attempt that exited with status 0 may have trained
-    nothing.
-    """
+    """The end of one attempt; times are epoch seconds."""
 
     attempt: int
     job_id: str
     started_at: float
     ended_at: float
     nodes: tuple[str, ...]
-    code: int
+    code: int  # the job's exit status if it ends here
     cause: Cause
-    reason: str
-    interruption: Reason | None = None
-    is_handled: bool = False
-    node: str | None = None
+    reason: str  # the whole sentence
+    interruption: Reason | None = None  # why the ranks were to exit
+    is_handled: bool = False  # the script's own handlers ended them; their saves may be unknown
+    node: str | None = None  # of the first failure, as are the rank, the place and the signal
     rank: int | None = None
-    where: str | None = None
-    signal: int = 0
-    message: str = ""
-    alike: int = 0
-    step: int | None = None
-    checkpoint: int | None = None
+    where: str | None = None  # file:line
+    signal: int = 0  # that killed the rank; 0: none
+    message: str = ""  # the error of the rank
+    alike: int = 0  # the number of ranks that raised the same error there
+    step: int | None = None  # the last one that rank 0 reported
+    checkpoint: int | None = None  # the newest complete one of this or an earlier attempt
     next: Next = Next.STOP
-    why: str = ""
-    exclude: tuple[str, ...] = ()
-    unfit: tuple[str, ...] = ()
-    failed_at: float | None = None
-    verdict: ShortVerdict | None = None
-    rule: VerdictRule | None = None
-    suspicions: tuple[Suspicion, ...] = ()
+    why: str = ""  # explains `next` in one line
+    exclude: tuple[str, ...] = ()  # nodes that the next attempt must not use
+    unfit: tuple[str, ...] = ()  # they failed a check before the launch for reasons of their own
+    failed_at: float | None = None  # the time of the first failure
+    verdict: ShortVerdict | None = None  # what the logs show as the cause
+    rule: VerdictRule | None = None  # which decided what follows, if one did
+    suspicions: tuple[Suspicion, ...] = ()  # why it may have trained nothing despite status 0
 
     @property
     def state(self) -> JobState:

@@ -28,13 +28,10 @@ class FileIn:
         return Path(place.root, self._name)
 
 
-class FileOf(Generic[_Key]):
+class FileOf(FileIn, Generic[_Key]):
     """A path for each attempt, node or rank, whose number or name is in the place of {}."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __get__(self, place: Any, _: type) -> Callable[[_Key], Path]:
+    def __get__(self, place: Any, _: type) -> Callable[[_Key], Path]:  # type: ignore[override]
         return lambda key: Path(place.root, self._name.format(key))
 
 
@@ -47,12 +44,10 @@ class _OfNode(FileIn):
 
 @dataclass(frozen=True, kw_only=True)
 class RunPaths:
-    """The layout of one run directory, `<runs>/<name>/<run id>/`.
-
-    `made` lists the directories above it that its submission created, innermost first.
-    """
+    """The layout of one run directory, `<runs>/<name>/<run id>/`."""
 
     root: Path
+    # The directories above it that its submission created, innermost first.
     made: tuple[Path, ...] = field(default=(), compare=False, repr=False)
 
     record = FileIn("job.json")  # where the run went (JobRecord)

@@ -55,23 +55,15 @@ class Home:
 
 @dataclass(frozen=True, kw_only=True)
 class JobRecord:
-    """The contents of job.json: where a run was submitted and what was requested, never its state.
+    """Contents of job.json: where a run was submitted and what was requested, never its state."""
 
-    `job_id` is the run's newest job, or the next job of a chain; `chained_job_ids` follow it. It
-    is empty until the scheduler has assigned one. `submitted_at` is in epoch seconds, as is
-    `resumed_at`, when the run was last resumed by hand; 0 if never.
-    `time_minutes` is 0 without a limit, `chain_length` is 0 without a chain. A job that `is_smoke`
-    checks nodes and trains nothing. If `home` is set, the run is there, and this directory has
-    little more than the record.
-    """
-
-    job_id: JobId
+    job_id: JobId  # of the newest job, or of the next one of a chain; "" until it is assigned
     cluster: Cluster
     slurm_cluster: str | None
     name: str
     run_id: str
     run_dir: str
-    submitted_at: float
+    submitted_at: float  # epoch seconds
     argv: tuple[str, ...]
     nodes: int
     procs_per_node: int
@@ -80,15 +72,15 @@ class JobRecord:
     strategy: str
     device: str
     workdir: str
-    time_minutes: int
+    time_minutes: int  # 0 without a limit
     versions: Mapping[str, str]
     user: str
     earlier_job_ids: tuple[JobId, ...] = ()
-    chained_job_ids: tuple[JobId, ...] = ()
-    chain_length: int = 0
-    resumed_at: float = 0.0
-    is_smoke: bool = False
-    home: Home | None = None
+    chained_job_ids: tuple[JobId, ...] = ()  # those that follow `job_id`
+    chain_length: int = 0  # 0 without a chain
+    resumed_at: float = 0.0  # when it was last resumed by hand, in epoch seconds; 0 if never
+    is_smoke: bool = False  # the job checks nodes and trains nothing
+    home: Home | None = None  # if set, the run is there, and here is little more than the record
 
     @property
     def is_damaged(self) -> bool:
@@ -416,12 +408,10 @@ def _not_found(message: str, runs_dirs: Sequence[RunsDir]) -> JobNotFoundError:
     newest = heapq.nlargest(3, found, key=lambda record: record.age_key)
     known = ", ".join(f"{record.job_id} ({record.name})" for record in newest)
     others = f" or in {count(len(runs_dirs) - 1, 'other project')}" if len(runs_dirs) > 1 else ""
-    return JobNotFoundError(
-        f"{message} in {runs_dirs[0].root if runs_dirs else 'any known directory'}{others}",
-        hint=f"choose a run; the newest are: {known}"
-        if known
-        else "run the command where you submitted, or pass the path of the run",
-    )
+    place = runs_dirs[0].root if runs_dirs else "any known directory"
+    hint = "run the command where you submitted, or pass the path of the run"
+    hint = f"choose a run; the newest are: {known}" if known else hint
+    return JobNotFoundError(f"{message} in {place}{others}", hint=hint)
 
 
 # What is remembered between commands of where this user has runs. What a run directory says is not

@@ -42,21 +42,17 @@ class Alert:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuSample:
-    """A GPU, by the number that the ranks use; None: NVML does not report it.
-
-    Activities are percent: `activity` of late, `activity_mean` of the attempt, as
-    `memory_peak_bytes`. `idle_s`: for how long its activity has been below 5 %.
-    """
+    """A GPU, by the number that the ranks use; None: NVML does not report it."""
 
     index: int
     memory_bytes: int | None = None
     memory_total_bytes: int | None = None
-    memory_peak_bytes: int | None = None
-    activity: float | None = None
-    activity_mean: float | None = None
+    memory_peak_bytes: int | None = None  # of the attempt
+    activity: float | None = None  # percent, of late
+    activity_mean: float | None = None  # percent, of the attempt
     power_w: float | None = None
     temperature_c: int | None = None
-    idle_s: float = 0.0
+    idle_s: float = 0.0  # for how long its activity has been below 5 %
 
     @property
     def memory_percent(self) -> float | None:
@@ -66,27 +62,25 @@ class GpuSample:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """What an attempt uses on one node; `at` is in epoch seconds by the conductor's clock.
+    """What an attempt uses on one node.
 
     Host memory is that of the cgroup with the smallest limit, or of the machine if no limit is
-    smaller than its memory, without page cache. It is full in `host_full_s` if it grows as in the
-    last ten minutes. `cpu` is a number of CPUs, of `cpus`. `ranks` has pairs of a rank and the
-    memory that is its own and its processes' own. `lost` samples could not be written.
+    smaller than its memory, without page cache.
     """
 
-    at: float
+    at: float  # epoch seconds by the conductor's clock
     attempt: int
     interval_s: float = 5.0
     host_bytes: int | None = None
     host_limit_bytes: int | None = None
     host_peak_bytes: int | None = None
-    host_full_s: float | None = None
-    cpu: float | None = None
+    host_full_s: float | None = None  # until it is full, if it grows as in the last ten minutes
+    cpu: float | None = None  # a number of CPUs, of `cpus`
     cpus: int | None = None
-    ranks: tuple[tuple[int, int], ...] = ()
+    ranks: tuple[tuple[int, int], ...] = ()  # a rank, and memory of its own and its processes' own
     gpus: tuple[GpuSample, ...] = ()
     alerts: tuple[Alert, ...] = ()
-    lost: int = 0
+    lost: int = 0  # samples that could not be written
 
     @property
     def host_percent(self) -> float | None:

@@ -210,7 +210,7 @@ def test_a_host_whose_setup_lines_do_not_end_is_refused(
 def command(starter: Starter) -> str:
     about = {"cluster": Cluster.ALLOCATION, "starter": starter}
     plan = planned("n1", "n2", "n3", source="$SLURM_JOB_NODELIST", **about)
-    return " ".join(crew.host_command(plan, 2, is_here=False))
+    return " ".join(crew.host_command(plan, "n3", is_here=False))
 
 
 def test_a_starter_gets_the_host_and_srun_all_that_the_allocation_has_there(

@@ -47,12 +47,9 @@ OF_STARTERS = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_JOB_CPUS_PER_NODE", 
 
 @dataclass(frozen=True, kw_only=True)
 class HostsBackend(LocalBackend):
-    """The jobs of one directory of runs, on several machines.
+    """The jobs of one directory of runs, on several machines."""
 
-    `is_shared`: the first host of a new job must see it, and all hosts of a smoke job.
-    """
-
-    is_shared: bool = False
+    is_shared: bool = False  # the first host of a new job must see `runs_dir`, all of a smoke job
 
     def submit(self, plan: Plan, paths: RunPaths) -> Submission:
         """Start the controller on the first host and wait until it has accepted the job."""
@@ -71,7 +68,7 @@ class HostsBackend(LocalBackend):
         environ = scrubbed(os.environ, keep=OF_STARTERS if in_allocation else ())
         controller = Link(
             name=host,
-            argv=crew.host_command(plan, 0, is_here=is_here),
+            argv=crew.host_command(plan, host, is_here=is_here),
             env=environ if is_here else None,
             script=crew.script(CONTROLLER, plan, paths),
         )

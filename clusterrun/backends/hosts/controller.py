@@ -134,18 +134,13 @@ class HostsStep(LocalStep):
 
 @dataclass(eq=False)
 class HostsHost(LocalHost):
-    """The hosts of one job, until it has ended on all of them; only end.json records how.
-
-    `sent` is what the submitter sent. `links` are those of all hosts, spares last. `here` is the
-    name of the host on which this process runs, "" if it is none of them. The run ends once the
-    process `shell` has ended.
-    """
+    """The hosts of one job, until it has ended on all of them; only end.json records how."""
 
     paths: RunPaths
     plan: Plan
-    sent: Mapping[str, Any]
-    links: Sequence[Link] = ()
-    here: str = ""
+    sent: Mapping[str, Any]  # what the submitter sent
+    links: Sequence[Link] = ()  # those of all hosts, spares last
+    here: str = ""  # the name of the host on which this process runs, "" if it is none of them
     job_id: JobId = field(default_factory=JobId)
     environ: dict[str, str] = field(default_factory=dict)
     nonce: str = field(default_factory=lambda: secrets.token_hex(16))
@@ -163,7 +158,7 @@ class HostsHost(LocalHost):
         """Note what the conductor needs of the job."""
         self.time_limit_s = self.plan.time_minutes * 60 or float("inf")
         self.is_new = str(self.paths.root) != self.sent["run_dir"]  # created here
-        self.shell: tuple[int, str] | None = self.sent["shell"]
+        self.shell: tuple[int, str] | None = self.sent["shell"]  # the run ends once this has ended
 
     def listen(self, pipe: Pipe) -> None:
         """Wait for the submitter's `go`; without it, end all couriers."""
@@ -462,7 +457,7 @@ def links_of(plan: Plan, paths: RunPaths) -> tuple[list[Link], str]:
         own = (name for name, host in zip(names, plan.hosts, strict=True) if is_this_machine(host))
         here = next(own, "")
     links = []
-    for rank, (name, host) in enumerate(zip(names, plan.hosts, strict=True)):
+    for name, host in zip(names, plan.hosts, strict=True):
         is_here = name == here
         starter = "" if is_here or plan.starter == Starter.SSH.value else plan.starter
         link = Link(
@@ -470,7 +465,7 @@ def links_of(plan: Plan, paths: RunPaths) -> tuple[list[Link], str]:
             host=host,
             first="" if is_here or starter else here,
             starter=starter,
-            argv=crew.host_command(plan, rank, is_here=is_here),
+            argv=crew.host_command(plan, host, is_here=is_here),
             script=script,
         )
         links.append(link)

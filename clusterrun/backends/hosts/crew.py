@@ -149,29 +149,21 @@ class _Refused:
 
 @dataclass(kw_only=True)
 class Link:
-    """A process of ours on a host; `argv` starts a shell there that reads `script`.
-
-    `first` is the name of the host that reaches this one over ssh, "" if none does; `starter` is
-    what starts the process instead of ssh. What it reports is kept to explain a refusal, and
-    printed once `is_met`.
-
-    Of a courier, `code` is how its node ended in `attempt`, None while it runs. `receiver` gets the
-    files of a host that does not share the run directory.
-    """
+    """A process of ours on a host."""
 
     name: str
-    argv: Sequence[str]
+    argv: Sequence[str]  # starts a shell there that reads `script`
     script: bytes
     env: Mapping[str, str] | None = None
     host: str = ""
-    first: str = ""
-    starter: str = ""
+    first: str = ""  # the name of the host that reaches this one over ssh, "" if none does
+    starter: str = ""  # what starts the process instead of ssh, "" for ssh
     is_lost: bool = True
-    is_met: bool = False
+    is_met: bool = False  # until then, what it reports is only kept, to explain a refusal
     process: subprocess.Popen[bytes] | None = None
-    attempt: int = 0
-    code: int | None = 0
-    receiver: Receiver | None = None
+    attempt: int = 0  # of the courier's node
+    code: int | None = 0  # how this node ended, None while it runs
+    receiver: Receiver | None = None  # of files, if the host does not share the run directory
     facts: dict[str, Any] = field(default_factory=dict)
     gpus: tuple[str, ...] = ()
     _heard: threading.Event = field(default_factory=threading.Event)
@@ -370,9 +362,8 @@ def script(module: str, plan: Plan, paths: RunPaths) -> bytes:
     return f"{_FIRST}{text}\0".encode()
 
 
-def host_command(plan: Plan, rank: int, *, is_here: bool) -> list[str]:
+def host_command(plan: Plan, host: str, *, is_here: bool) -> list[str]:
     """Return the command that starts a shell on a host. Raises ClusterrunError."""
-    host = plan.hosts[rank]
     if is_here:
         return list(READ)
     starter = Starter(plan.starter or Starter.SSH)

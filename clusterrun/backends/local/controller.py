@@ -77,9 +77,8 @@ def detach(work: Callable[[Callable[[], None]], None], output: Path) -> int:
             message = pipe.read()
         if message == READY:
             return 0
-        sys.stderr.write(
-            message.decode("utf-8", "replace") or "the controller exited immediately\n"
-        )
+        text = message.decode("utf-8", "replace") or "the controller exited immediately\n"
+        sys.stderr.write(text)
         return 1
     os.close(reader)
     os.setsid()

@@ -28,13 +28,11 @@ from clusterrun.shared.sizes import parse_bytes
 MOST_REASONS: Final = 3
 STEP_S: Final = 300  # a suggested time limit ends on five minutes, and leaves as much to spare
 # Of other reasons, such as a dependency or a limit of the QOS, the nodes say nothing.
-OF_NODES: Final = frozenset(
-    {
-        *("Resources", "Priority", "Constraints", "BadConstraints", "NodeDown"),
-        *("PartitionTimeLimit", "PartitionNodeLimit", "PartitionConfig"),
-        *("PartitionDown", "PartitionInactive", "Nodes required for job are DOWN"),
-    }
-)
+OF_NODES: Final = {
+    *("Resources", "Priority", "Constraints", "BadConstraints", "NodeDown"),
+    *("PartitionTimeLimit", "PartitionNodeLimit", "PartitionConfig"),
+    *("PartitionDown", "PartitionInactive", "Nodes required for job are DOWN"),
+}
 _FEATURES: Final = re.compile(r"[\w.-]+(?:&[\w.-]+)*\Z")
 
 

@@ -86,20 +86,16 @@ class FactKind(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Fact:
-    """One fact: what was requested (`asked`) and what there is (`limit`), as nodes or seconds.
-
-    `uses` counts the nodes of this kind, `detail` is a GPU type, the reason of a state, or the name
-    of a reservation.
-    """
+    """One fact about a job that waits; numbers are nodes or seconds."""
 
     kind: FactKind
     partition: str = ""
-    asked: int | None = None
-    limit: int | None = None
-    uses: tuple[tuple[Use, int], ...] = ()
+    asked: int | None = None  # what was requested
+    limit: int | None = None  # what there is
+    uses: tuple[tuple[Use, int], ...] = ()  # how many nodes of this kind have each use
     nodes: str = ""
     state: str = ""
-    detail: str = ""
+    detail: str = ""  # a GPU type, the reason of a state, or the name of a reservation
     start: float | None = None
     end: float | None = None
 
@@ -130,17 +126,13 @@ class Outlook:
 
 @dataclass(frozen=True, kw_only=True)
 class PendingReason:
-    """A reason code, its meaning, and whether waiting is enough (None: unknown).
-
-    `names_nodes`: Slurm also named nodes that are down, drained or reserved. `is_held`: by Slurm,
-    after a requeue.
-    """
+    """Why a job waits: a reason code and its meaning."""
 
     code: str
     text: str
-    can_start: bool | None
-    names_nodes: bool = False
-    is_held: bool = False
+    can_start: bool | None  # whether waiting is enough; None: unknown
+    names_nodes: bool = False  # Slurm also named nodes that are down, drained or reserved
+    is_held: bool = False  # by Slurm, after a requeue
 
 
 def explain(reason: str, job_id: str) -> PendingReason:
