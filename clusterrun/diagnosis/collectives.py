@@ -66,11 +66,6 @@ class Trace:
         index = number - self.first
         return self.calls[index] if 0 <= index < len(self.calls) else None
 
-    @property
-    def last_text(self) -> str:
-        """Return the newest call in words."""
-        return _text(self.call(self.last), self.last)
-
     def add(self, number: int, call: Call) -> None:
         """Add a call; numbers do not decrease, and may skip calls that are not recorded."""
         if not self.calls:
@@ -189,6 +184,7 @@ class Recordings:
         if not waiting:
             return None
         entered = [ranks[rank].entered_at for rank in waiting if ranks[rank].last == number]
+        late = {rank: ranks[rank] for rank in odd if rank in ranks}
         return Stuck(
             kind=StuckKind.MISSING if odd else StuckKind.UNFINISHED,
             group=group,
@@ -196,7 +192,7 @@ class Recordings:
             call=Counter(calls[rank] for rank in waiting).most_common(1)[0][0],
             waiting=waiting,
             odd=odd,
-            others={rank: ranks[rank].last_text for rank in odd if rank in ranks},
+            others={rank: _text(each.call(each.last), each.last) for rank, each in late.items()},
             since=max(entered, default=0.0),
         )
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-INSTALLED: Final = re.compile(
-    r"site-packages|dist-packages|/lib/python|<frozen|/clusterrun/rank/"
-)  # paths of code that is not the user's
+# Paths of code that is not the user's.
+INSTALLED: Final = re.compile(r"site-packages|dist-packages|/lib/python|<frozen|/clusterrun/rank/")
 
 
 class Retry(str, Enum):
@@ -31,14 +30,11 @@ class Certainty(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """What to do, and the command for it, in which words like JOB and NODE are to be filled in.
-
-    `again`: the command only tries again, which does not help if the failure would repeat.
-    """
+    """What to do."""
 
     text: str
-    run: str = ""
-    again: bool = False
+    run: str = ""  # the command for it, in which words like JOB and NODE are to be filled in
+    again: bool = False  # it only tries again: no help if the failure would repeat
 
     def __str__(self) -> str:
         return f"{self.text}: {self.run}" if self.run else self.text

@@ -50,17 +50,14 @@ class Domain(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Sign:
-    """A line that points to a cause.
-
-    `near` must be found, and `unless` must not, in the lines around it from the same process.
-    """
+    """A line that points to a cause."""
 
     text: re.Pattern[str]
     role: Role
     written: str = ""  # the text as the table has it
     seen: str = ""  # programs and versions that print it
-    near: re.Pattern[str] | None = None
-    unless: re.Pattern[str] | None = None
+    near: re.Pattern[str] | None = None  # must be in the lines of its process around it
+    unless: re.Pattern[str] | None = None  # must not be there
     before_steps: bool = False  # counts only before the first training step
     of_victim: bool = False  # the rank that prints it suffers from another one
 

@@ -94,15 +94,12 @@ def _driver(asked: GpuAnswer) -> Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckPage:
-    """What a check looks at, when it `fails` or `notes` something, and what to do then.
-
-    `why`: what happens to a training. A check that never fails, or never notes, has "".
-    """
+    """What `explain` prints about a check."""
 
     looks_at: str
-    fails: str = ""
-    notes: str = ""
-    why: str
+    fails: str = ""  # when it does; "": never
+    notes: str = ""  # when it notes something; "": never
+    why: str  # what happens to a training then
     fix: Sequence[str]
 
 

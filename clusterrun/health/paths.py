@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from clusterrun.health.machine import gib
+from clusterrun.health.machine import gib, text_of
 from clusterrun.rundir.paths import PLACES_OF_ONE_MACHINE
 from clusterrun.shared.finding import BAD, Finding, bad, fail, note, ok, skip
 
@@ -78,10 +78,9 @@ def scratch() -> Finding:
     ]
     if os.path.realpath(place) != os.path.realpath(asked):
         found.append(note(name, f"{asked} cannot be written; {place} is used instead", hint))
-    for severity in BAD:
-        if wrong := [each for each in found if each.severity is severity]:
-            return wrong[0]
-    return ok(name, "; ".join(each.text for each in found))
+    wrong = [each for each in found if each.severity in BAD]
+    worst = min(wrong, key=lambda each: BAD.index(each.severity), default=None)
+    return worst or ok(name, "; ".join(each.text for each in found))
 
 
 def _room(
@@ -108,12 +107,9 @@ def existing(path: Path) -> Path:
 def file_system(path: Path) -> str:
     """Return the kind of file system that a path is on; "" if that is unknown."""
     real = f"{os.path.realpath(path)}/"
-    try:
-        lines = MOUNTS.read_text(errors="replace").splitlines()
-    except OSError:
-        return ""
     kinds: dict[str, str] = {}
-    for line in lines:  # `... MOUNT_POINT OPTIONS ... - KIND ...`, blanks in octal: \040
+    # `... MOUNT_POINT OPTIONS ... - KIND ...`, blanks in octal: \040
+    for line in text_of(MOUNTS).splitlines():
         place = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), line.split()[4])
         kinds[place] = line.partition(" - ")[2].split(" ")[0]
     above = [place for place in kinds if real.startswith(f"{place.rstrip('/')}/")]

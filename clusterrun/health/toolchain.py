@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import Final
 
 from clusterrun.errors import ClusterrunError
 from clusterrun.health.gpus import GpuAnswer
+from clusterrun.health.machine import text_of
 from clusterrun.health.nvml import NO_DRIVER
 from clusterrun.launch.facts import Interpreter
 from clusterrun.shared import shell
@@ -63,8 +63,7 @@ def cuda_of_torch(places: Sequence[str], torch: str) -> str | None:
     ('12.4', '')
     """
     for place in places:
-        with contextlib.suppress(OSError):
-            text = Path(place, "torch", "version.py").read_text(errors="replace")
+        if text := text_of(Path(place, "torch", "version.py")):
             found = _CUDA.search(text)
             return found[1] if found else ""
     if torch.endswith("+cpu"):

@@ -44,8 +44,7 @@ class Launch(NamedTuple):
         return Strategy(self.strategy).stage > 0
 
 
-Found = tuple[ast.AST | None, str]
-"""Where, and what; None stands for the job's settings."""
+Found = tuple[ast.AST | None, str]  # where (None: in the job's settings), and what
 Search = Callable[[Script, Launch], Iterator[Found]]
 
 

@@ -505,8 +505,6 @@ def branch_of_one_rank(script: Script, node: ast.AST, *, may_be_local: bool = Tr
     conditions = [branch.test]
     if isinstance(branch.test, ast.BoolOp) and isinstance(branch.test.op, ast.And):
         conditions = branch.test.values
-    texts = [ast.unparse(each) for each in conditions]
-    return any(
-        re.fullmatch(_ONE_RANK, text) and (may_be_local or "local" not in text.lower())
-        for text in texts
-    )
+    texts = (ast.unparse(each) for each in conditions)
+    chosen = [text for text in texts if re.fullmatch(_ONE_RANK, text)]
+    return any(may_be_local or "local" not in text.lower() for text in chosen)

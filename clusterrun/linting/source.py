@@ -103,11 +103,9 @@ class Script:
         """
         for node in (each for each in self.nodes if isinstance(each, ast.Assign)):
             for target in node.targets:
-                if (
-                    isinstance(target, ast.Subscript)
-                    and self.name(target.value) == ENVIRON
-                    and not self.may_skip(node)
-                ):
+                if not isinstance(target, ast.Subscript) or self.name(target.value) != ENVIRON:
+                    continue
+                if not self.may_skip(node):
                     yield text_of(target.slice), node.value, node
 
     @cached_property

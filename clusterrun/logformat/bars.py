@@ -30,14 +30,11 @@ _WORD: Final = re.compile(r"[a-z]{2,20}")
 
 
 class Counter(NamedTuple):
-    """A counter in a line, as the bar that it would be; `position` are the numbers up to it.
-
-    Lines of one kind have the same `shape`, the words around it.
-    """
+    """A counter in a line, as the bar that it would be."""
 
     bar: Bar
-    position: tuple[float, ...]
-    shape: tuple[str, ...]
+    position: tuple[float, ...]  # the numbers of the line up to this one
+    shape: tuple[str, ...]  # the words around it, the same in lines of one kind
     is_side: bool  # these words are of other work than the training's
 
 
@@ -135,18 +132,15 @@ class Text(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """A progress bar as last drawn; `moved_at` is the time of the last change of its count.
-
-    Lines that count steps are one, too. Of nested bars, the highest `level` counts steps best.
-    """
+    """A progress bar as last drawn, or lines that count steps."""
 
     description: str
     count: float
     total: int | None
     rate_per_s: float | None
     unit: str
-    moved_at: float
-    level: int = 2  # 1: lines without a total; 0: lines that count epochs
+    moved_at: float  # when its count changed last
+    level: int = 2  # the highest of nested bars is shown; 1: lines without a total, 0: epochs
 
 
 def find_bar(printed: Iterable[Text]) -> Bar | None:

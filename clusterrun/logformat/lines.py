@@ -43,10 +43,7 @@ _GAP = re.compile(rb"([oela]) ([0-9]{1,18})(?: (.*))?\Z", re.DOTALL)
 _SIDE = re.compile(rb"([^ ]{0,99}?)(\+?) ([0-9]{1,18})(?: (.*))?\Z", re.DOTALL)
 LEFT_OUT_TEXT = b"x repeated, or more than this file may hold"  # of a side file's record
 _NO_CLASS = b"-"
-
-
-Speaker = tuple[str, "int | None", Stream]
-"""Who wrote a line: node, rank and stream."""
+Speaker = tuple[str, "int | None", Stream]  # who wrote a line: node, rank and stream
 
 
 class LogLine(NamedTuple):
@@ -139,14 +136,11 @@ def parse_end(text: bytes) -> int:
 
 
 class SideEntry(NamedTuple):
-    """The fields of a side file's line: its class ("" for none), its place in the log, its text.
+    """The fields of a side file's line."""
 
-    `has_more` means that the log has more of the line.
-    """
-
-    kind: str
-    has_more: bool
-    offset: int
+    kind: str  # its class; "" for none
+    has_more: bool  # the log has more of the line
+    offset: int  # its place in the log
     text: bytes
 
 

@@ -218,20 +218,15 @@ def node_colour(node: str) -> int:
 
 @dataclass(kw_only=True)
 class TextView(View):
-    """Writes lines for people; an unfinished line gets a mark.
+    """Writes lines for people; an unfinished line gets a mark."""
 
-    The prefix is as wide as the longest name in `nodes` with the highest rank; it grows only for a
-    longer name that appears later. `time_chars` of the times are shown: 0, 8 (whole seconds) or 12
-    (with milliseconds).
-    """
-
-    nodes: Iterable[str]
+    nodes: Iterable[str]  # the longest name, with the highest rank, is as wide as the prefix
     world_size: int
     prefix: bool = True
     colour: bool = False
-    time_chars: int = 0
+    time_chars: int = 0  # that are shown of the times; 8: whole seconds, 12: with milliseconds
     dedup: bool = False
-    _width: int = 0
+    _width: int = 0  # grows only for a longer name that appears later
     _prefixes: dict[Speaker, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -45,12 +45,9 @@ def jobs_to_cancel(*jobs: Which) -> list[JobStatus]:
     found = {record.run_dir: records.read_again(record) for record in map(find_record, jobs)}
     for record in found.values():
         if not record.job_id:
-            raise JobNotFoundError(
-                f"run {record.run_id} has no job id: its submission was interrupted",
-                hint=("look for it with 'squeue --me'",)
-                if record.cluster.scheduler.reads_sbatch
-                else (),
-            )
+            text = f"run {record.run_id} has no job id: its submission was interrupted"
+            is_slurm = record.cluster.scheduler.reads_sbatch
+            raise JobNotFoundError(text, hint="look for it with 'squeue --me'" if is_slurm else ())
     return statuses(list(found.values()), select.backend_of, max_age_s=0)
 
 

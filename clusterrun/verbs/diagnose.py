@@ -68,19 +68,15 @@ _BEFORE_RANKS: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """Why a run failed. `verdict` None: no cause was found; `lines` were read.
+    """Why a run failed."""
 
-    `memory` is what the memory cgroup counted on the nodes that noted it, `failure` how the attempt
-    failed, by its agents. `is_of_logs`: no job is known, only its logs.
-    """
-
-    verdict: Verdict | None
-    lines: int
-    is_of_logs: bool = False
+    verdict: Verdict | None  # None: no cause was found
+    lines: int  # that were read
+    is_of_logs: bool = False  # no job is known
     job: JobStatus | None = None
     attempt: int = 0
-    memory: Mapping[str, Memory] = field(default_factory=dict)
-    failure: Outcome | None = None
+    memory: Mapping[str, Memory] = field(default_factory=dict)  # what its cgroup counted, by node
+    failure: Outcome | None = None  # of the attempt, by its agents
 
 
 def diagnose(job: Which | None = None, *, attempt: int | None = None) -> Diagnosis:
@@ -89,15 +85,14 @@ def diagnose(job: Which | None = None, *, attempt: int | None = None) -> Diagnos
     None is this project's newest run, and its newest attempt. Raises JobNotFoundError.
     """
     found = status(find_record(job))
-    paths = found.record.paths
-    number = paths.newest_attempt() if attempt is None else attempt
+    newest = found.record.paths.newest_attempt()
+    number = newest if attempt is None else attempt
     outcome = next((each.outcome for each in found.attempts if each.number == number), None)
-    is_newest = number == paths.newest_attempt()
     outcome = outcome or (None if number else found.failure)  # it failed before its first attempt
     is_completed = outcome is not None and outcome.cause is Cause.COMPLETED
     if is_completed and found.state not in _BY_STATE:  # the scheduler reports no failure either
         return Diagnosis(verdict=None, lines=0, job=found, attempt=number)
-    state = found.state if is_newest else None
+    state = found.state if number == newest else None
     answer = diagnose_attempt(found.record, number, outcome, state=state)
     has_failed = outcome is not None and (outcome.cause.is_failure or not number)
     return dataclasses.replace(answer, job=found, failure=outcome if has_failed else None)
@@ -250,10 +245,7 @@ _BY_SIGNAL: Final = {
 }
 _GPU: Final = re.compile(r"\bGPU (\d{1,4})\b")
 _OOM: Final = re.compile(r"[Oo]ut of memory: Kill|Killed process|oom_reaper:")
-
-
-NodeNote = tuple[str, float, Note]
-"""What an agent noted: its node, and when (epoch seconds)."""
+NodeNote = tuple[str, float, Note]  # what an agent noted: its node, and when (epoch seconds)
 
 
 def _read_notes(paths: RunPaths, attempt: int) -> Iterator[NodeNote]:

@@ -282,19 +282,13 @@ BLOCKED_S: Final = 20.0  # for a job that may never start as things are
 POLL_S, POLL_NODE_S = 0.3, 0.001  # between two readings of the reports, and more for each node
 QUERY_S: Final = 5.0  # a scheduler's answer may be so old
 START_S: Final = 300.0  # from a job's start to that of its script: a prolog may be slow
-_NOT_LAUNCHED: Final = re.compile(
-    r"^srun: error: Task launch for \S+ failed on node (\S+?): ", re.M
-)
+_NOT_LAUNCHED: Final = r"(?m)^srun: error: Task launch for \S+ failed on node (\S+?): "
 LATE_S: Final = 5.0  # how much later than the first node the others may end
 
 
 @dataclass(kw_only=True)
 class Smoke:
-    """What the nodes of a job found; on `unstarted` Slurm could not start its script.
-
-    `waited_s`: for nodes to report, after the job's start. `blocked`: why the job does not start.
-    `end`: it ended before its nodes had reported.
-    """
+    """What the nodes of a job found."""
 
     job_id: str
     run_dir: Path
@@ -302,10 +296,10 @@ class Smoke:
     nodes: tuple[str, ...] = ()
     found: dict[str, trial.NodeReport] = field(default_factory=dict)
     met: tuple[str, ...] | None = None
-    waited_s: float = 0.0
-    unstarted: tuple[str, ...] = ()
-    blocked: str = ""
-    end: JobState | None = None
+    waited_s: float = 0.0  # for their reports, after the start of the job
+    unstarted: tuple[str, ...] = ()  # nodes on which Slurm could not start its script
+    blocked: str = ""  # why the job does not start
+    end: JobState | None = None  # if it ended before a node had reported
 
 
 def check_nodes(resolved: Resolved, progress: Callable[[str], None]) -> Smoke:
@@ -422,7 +416,7 @@ class _GrowingSmoke(Smoke):
         if paths.attempt_record(1).exists() or paths.end.exists():
             # `srun` ends all others if the daemon of a node does not answer it.
             printed = end_of(paths.batch_output, LAST_BYTES).decode("utf-8", "replace")
-            self.unstarted = tuple(dict.fromkeys(_NOT_LAUNCHED.findall(printed)))
+            self.unstarted = tuple(dict.fromkeys(re.findall(_NOT_LAUNCHED, printed)))
 
     def _check_queue(self, at: float) -> bool:
         """Report why the job is pending; return whether it cannot, or may never, start."""
@@ -481,8 +475,5 @@ def findings(smoke: Smoke) -> tuple[list[Finding], str]:
 
 def _without_nodes(smoke: Smoke, text: str, hint: str) -> tuple[list[Finding], str]:
     """Return why no node reported, and the nodes on which an earlier job could not start."""
-    unstarted = [
-        dataclasses.replace(trial.unreported(node, trial.UNSTARTED), nodes=(node,))
-        for node in smoke.unstarted
-    ]
-    return [*unstarted, fail("node.report", text, hint)], fold_hosts(smoke.unstarted)
+    unstarted = {node: [trial.unreported(node, trial.UNSTARTED)] for node in smoke.unstarted}
+    return [*merged(unstarted), fail("node.report", text, hint)], fold_hosts(smoke.unstarted)

@@ -20,12 +20,11 @@ if TYPE_CHECKING:
     from clusterrun.config.settings import Resolved
     from clusterrun.verbs.job import Job
 
-Which: TypeAlias = "str | JobRecord | Job"
-"""A job: its id, name or path, its record, or its handle."""
+Which: TypeAlias = "str | JobRecord | Job"  # a job: its id, name or path, record, or handle
 
 _PATHS: Final = ("/", "./", "../")
+# Run directories by the words for them, if another machine forwarded this command line.
 FORWARDED: Final[dict[str, str]] = {}
-"""Run directories by the words for them, if another machine forwarded this command line."""
 
 
 def find_record(job: Which | None = None) -> JobRecord:
@@ -47,9 +46,8 @@ def refuse_elsewhere(found: Sequence[tuple[str, JobRecord]]) -> None:
     homes = {record.home.host if record.home else "": record.home for _, record in found}
     if len(homes) > 1:
         places = ", ".join(name or "this machine" for name in sorted(homes))
-        raise UsageError(
-            f"the run directories are on several hosts: {places}", hint="pass the jobs of one host"
-        )
+        text = f"the run directories are on several hosts: {places}"
+        raise UsageError(text, hint="pass the jobs of one host")
     home = next(iter(homes.values()), None)
     if home is not None:
         runs = {word: record.home.run_dir for word, record in found if record.home}
@@ -63,10 +61,8 @@ def locate(job: Which | None) -> JobRecord:
     if (run_dir := FORWARDED.get(job or "")) is not None:
         paths = RunPaths(root=Path(run_dir))
         if not paths.record.exists():
-            raise JobNotFoundError(
-                f"the run directory {paths.root} is gone from {socket.gethostname()}",
-                hint="choose another run; clusterrun list shows them",
-            )
+            text = f"the run directory {paths.root} is gone from {socket.gethostname()}"
+            raise JobNotFoundError(text, hint="choose another run; clusterrun list shows them")
         return records.read(paths)
     if job and job.startswith(_PATHS):  # no list of the directories of runs is needed
         with contextlib.suppress(JobNotFoundError):
@@ -109,9 +105,8 @@ def configuration(
     try:
         text = files.read_whole(path).decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise ClusterrunError(
-            f"cannot read {path}", cause=str(error), hint="start a new run: clusterrun submit"
-        ) from error
+        hint = "start a new run: clusterrun submit"
+        raise ClusterrunError(f"cannot read {path}", cause=str(error), hint=hint) from error
     return load_again(
         text,
         flags or {},

@@ -27,24 +27,19 @@ from clusterrun.rundir.paths import PLACES_OF_ONE_MACHINE
 from clusterrun.shared import shell
 from clusterrun.shared.finding import Finding
 
-Wanted = JobSpec | Resolved
-"""A job to submit: a spec, or one that was loaded with its origins."""
+Wanted = JobSpec | Resolved  # a job to submit: a spec, or one that was loaded with its origins
 
 
 class Prepared(NamedTuple):
-    """A job that is ready to be submitted: the plan, the text of every file, and notes.
-
-    `pitfalls` are those of its script. `problem` is why it would fail with its interpreter: it can
-    only be rendered, for use elsewhere. `facts` are those that the plan was made from.
-    """
+    """A job that is ready to be submitted."""
 
     resolved: Resolved
     plan: Plan
-    bundle: Bundle
-    facts: Facts | None = None
+    bundle: Bundle  # the text of every file
+    facts: Facts | None = None  # that the plan was made from
     notes: tuple[str, ...] = ()
-    pitfalls: tuple[Finding, ...] = ()
-    problem: UsageError | None = None
+    pitfalls: tuple[Finding, ...] = ()  # of its script
+    problem: UsageError | None = None  # why it would fail here: it can be rendered for elsewhere
 
     def refuse_problem(self) -> None:
         """Refuse what can't run. Raises UsageError."""

@@ -58,25 +58,22 @@ class Change(NamedTuple):
 
 
 class Changed(NamedTuple):
-    """A run's new configuration, its changes by field, and `excluded` nodes that were found bad."""
+    """A run's new configuration, and how it differs."""
 
     resolved: Resolved
     changes: tuple[Change, ...]
-    excluded: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()  # nodes that were found bad
 
 
 class Resumption(NamedTuple):
-    """A run that is ready to be resumed: its status, its start point, and its changes.
-
-    `is_complete`: the run is, and no change is requested. `prepared` has no files if none changes.
-    """
+    """A run that is ready to be resumed."""
 
     status: JobStatus
-    prepared: Prepared
+    prepared: Prepared  # without files if none changes
     start: StartPoint
     changed: Changed
-    is_complete: bool
-    force: bool
+    is_complete: bool  # the run is, and no change is requested
+    force: bool  # it may seem to be active
 
 
 def resume(job: Which | None = None, *, start: str = LATEST, **settings: Any) -> Job:
@@ -149,10 +146,8 @@ def refuse_other_world(
     """Refuse shards saved by another world, strategy or parallel size. Raises UsageError."""
     sizes = [change for change in changes if change.key in _SIZES]
     if sizes:
-        raise UsageError(
-            f"{checkpoint.path.name} was saved with {sizes[0].key} {sizes[0].old or 'not set'}",
-            hint="keep the parallel sizes, or start over with --from scratch",
-        )
+        text = f"{checkpoint.path.name} was saved with {sizes[0].key} {sizes[0].old or 'not set'}"
+        raise UsageError(text, hint="keep the parallel sizes, or start over with --from scratch")
     saved_by = str(checkpoint.settings.get("strategy") or record.strategy)
     sharded = {strategy.value for strategy in Strategy if strategy.stage > 0}
     is_same_world = checkpoint.world_size in (0, plan.world_size)  # 0: unknown
@@ -221,10 +216,8 @@ def _inactive_status(record: JobRecord, *, force: bool) -> JobStatus:
     if force or (_is_over(status) and not chained):
         return status
     if chained:
-        raise UsageError(
-            f"job {chained[0]} is the next in a chain and will continue the run",
-            hint=f"end the chain first: clusterrun cancel {job_id}",
-        )
+        text = f"job {chained[0]} is the next in a chain and will continue the run"
+        raise UsageError(text, hint=f"end the chain first: clusterrun cancel {job_id}")
     why = f" ({status.reason})" if status.reason else ""
     hint = f"end it first: clusterrun cancel {job_id}; --force resumes anyway"
     if not job_id:
@@ -232,9 +225,8 @@ def _inactive_status(record: JobRecord, *, force: bool) -> JobStatus:
     elif state is JobState.COMPLETING:
         hint = f"wait for its end: clusterrun status {job_id} --wait"
     what = f"job {job_id}" if job_id else f"the submission of run {record.run_id}"
-    raise UsageError(
-        f"{what} is still {state.value}{why}; two jobs would write to one run directory", hint=hint
-    )
+    text = f"{what} is still {state.value}{why}; two jobs would write to one run directory"
+    raise UsageError(text, hint=hint)
 
 
 def _own_plan(record: JobRecord, resolved: Resolved) -> Prepared | None:
@@ -289,15 +281,11 @@ def _exchange(paths: RunPaths, bundle: Bundle, last: int, undo: ExitStack) -> No
 
 
 class StartPoint(NamedTuple):
-    """A complete checkpoint, or None for the beginning.
+    """Where a run is resumed."""
 
-    `passed_over` lists each newer one that can't be used, with the reason; `newer` are those that
-    the training would prefer.
-    """
-
-    checkpoint: Checkpoint | None
-    passed_over: tuple[str, ...] = ()
-    newer: tuple[Path, ...] = ()
+    checkpoint: Checkpoint | None  # complete; None: the run starts from the beginning
+    passed_over: tuple[str, ...] = ()  # newer ones that can't be used, each with the reason
+    newer: tuple[Path, ...] = ()  # that the training would prefer
 
 
 def choose(paths: RunPaths, text: str, names: re.Pattern[str] = ANY) -> StartPoint:
@@ -309,11 +297,9 @@ def choose(paths: RunPaths, text: str, names: re.Pattern[str] = ANY) -> StartPoi
         found, notes = checkpoint_files.newest(paths.checkpoints_dir, names)
         last = read_outcome(paths, paths.newest_attempt())
         if found is None and not (last and last.is_handled):  # else the script finds its own
-            raise UsageError(
-                f"there is no complete checkpoint in {paths.checkpoints_dir}",
-                cause="\n".join(notes) or None,
-                hint="start the script from the beginning with --from scratch",
-            )
+            what = f"there is no complete checkpoint in {paths.checkpoints_dir}"
+            hint = "start the script from the beginning with --from scratch"
+            raise UsageError(what, cause="\n".join(notes) or None, hint=hint)
         return StartPoint(checkpoint=found, passed_over=tuple(notes))
     if (match := _STEP.match(text)) is None:
         raise UsageError(f"'{text}' is not latest, scratch or step-N", hint="write e.g. step-100")

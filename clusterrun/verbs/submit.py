@@ -68,11 +68,8 @@ def submit_prepared(
             raise ClusterrunError(f"cannot write {paths.record}", cause=str(error)) from error
         raise
     new = select.submit_or_remove(scheduler, plan, paths)
-    record = remember(
-        paths,
-        new.job_id,
-        lambda now: records.submitted_as(now, new.job_id, new.slurm_cluster, new.home),
-    )
+    told = (new.job_id, new.slurm_cluster, new.home)
+    record = remember(paths, new.job_id, lambda now: records.submitted_as(now, *told))
     return _chain(scheduler, plan, record, chain) if chain else record
 
 
@@ -83,11 +80,9 @@ def remember(paths: RunPaths, job_id: JobId, change: Callable[[JobRecord], JobRe
         records.link_job(paths, job_id)
         _note_passed(paths)
     except (OSError, ClusterrunError) as error:
-        raise ClusterrunError(
-            f"job {job_id} was submitted, but its record could not be written",
-            cause=str(error),
-            hint=f"the run directory is {paths.root}",
-        ) from error
+        text = f"job {job_id} was submitted, but its record could not be written"
+        hint = f"the run directory is {paths.root}"
+        raise ClusterrunError(text, cause=str(error), hint=hint) from error
     remember_root(record.paths.runs_dir)
     with contextlib.suppress(OSError, ClusterrunError):  # a home that cannot be written
         remember_home(record)
