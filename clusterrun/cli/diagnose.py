@@ -14,7 +14,7 @@ from typing import Any, Final
 import click
 
 from clusterrun.cli.shared import complete, output
-from clusterrun.cli.shared.closing import Row, failure_rows, labelled
+from clusterrun.cli.shared.closing import failure_rows
 from clusterrun.cli.shared.job_view import choose_attempts, cut, find_announced, timestamp
 from clusterrun.cli.shared.options import explain_option
 from clusterrun.config.secrets import is_secret, redacted
@@ -118,20 +118,20 @@ def _find(job: str | None) -> JobRecord:
         raise JobNotFoundError(error.message, hint=hint) from error
 
 
-def _rows(found: Diagnosis) -> Iterator[Row]:
+def _rows(found: Diagnosis) -> Iterator[output.Row]:
     """Yield what the diagnosis rests on, then the rows that `status` prints, with all advice."""
     if found.job:
         yield "job", f"{found.job.record.job_id or '-'}  {found.job.record.name}"
         attempt = f", attempt {found.attempt}" if found.attempt else ""
         yield "state", f"{output.painted_state(found.job.state.value)}{attempt}"
-    ending = list[Row]()
+    ending = list[output.Row]()
     if found.verdict or found.failure:
         verdict, followed = short(found), _after(found)
         ending += failure_rows(found.job, found.failure, verdict, found.attempt, followed=followed)
     if found.verdict is None:
         yield from _without_verdict(found)
     else:
-        yield from labelled("signs", _signs(found, "\n".join(text for _, text in ending)))
+        yield from output.labelled("signs", _signs(found, "\n".join(text for _, text in ending)))
     yield from ending
 
 
@@ -149,11 +149,11 @@ def _after(found: Diagnosis) -> Iterator[str]:
         yield f"{count(each.count, 'line')}{where} such as: {cut(each.first.text.strip())}"
 
 
-def _without_verdict(found: Diagnosis) -> Iterator[Row]:
+def _without_verdict(found: Diagnosis) -> Iterator[output.Row]:
     job = found.job
     name = shlex.quote(job.record.job_id or job.record.run_dir) if job else ""
     if job is not None and job.suspicions:
-        yield from labelled("suspect", (each.text for each in job.suspicions))
+        yield from output.labelled("suspect", (each.text for each in job.suspicions))
     elif job is not None and job.state.is_success:
         yield "", "nothing failed: the job completed"
     elif job is not None and job.state is JobState.PENDING:
@@ -309,9 +309,8 @@ def _pack(target: Path, record: JobRecord, found: Diagnosis) -> None:
                 archive.addfile(entry, io.BytesIO(data))
                 names.add(name)
     except OSError as error:
-        raise ClusterrunError(
-            f"cannot write {target}", cause=error.strerror or "", hint="name another file"
-        ) from error
+        text, cause = f"cannot write {target}", error.strerror or ""
+        raise ClusterrunError(text, cause=cause, hint="name another file") from error
     output.say(f"packed {count(len(names), 'file')} into {target}; read it before you send it")
     if unknown:
         output.note(

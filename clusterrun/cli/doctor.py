@@ -122,7 +122,7 @@ def explain_command(name: str) -> None:
     output.answer_table(("ID", "ABOUT"), listed)
 
 
-Page = tuple[str, list[tuple[str, str]]]
+Page = tuple[str, list[output.Row]]
 """What an id stands for, and rows of a label and a text."""
 
 
@@ -140,10 +140,9 @@ def _page_of_cause(cause: KnownCause) -> Page:
 
 
 def _page_of_check(name: str, page: node.CheckPage) -> Page:
-    rows = []
+    rows: list[output.Row] = []
     for label, text in (("FAIL if", page.fails), ("note if", page.notes), ("then", page.why)):
-        lines = textwrap.wrap(text, _WIDTH, break_on_hyphens=False)
-        rows += [("" if number else label, line) for number, line in enumerate(lines)]
+        rows += output.labelled(label, textwrap.wrap(text, _WIDTH, break_on_hyphens=False))
     rows += [("fix", text) for text in page.fix]  # never wrapped: they are copied
     rows += [("runs on", text) for text in doctor.places(name)]
     return f"looks at {page.looks_at}", rows

@@ -220,11 +220,8 @@ def _explain_no_lines(request: Request) -> None:
     lines = end_of(request.record.paths.batch_output, 4096).decode("utf-8", "replace").splitlines()
     different = (line for line, _ in groupby(lines[-10:]))  # nodes repeat each other
     printed = "\n".join(strip_controls(line, keep_colours=False) for line in different) or None
-    raise ClusterrunError(
-        f"{title} is {now.state.value} and has no log lines",
-        cause=printed,
-        hint=f"read {where}" if printed else (),
-    )
+    text = f"{title} is {now.state.value} and has no log lines"
+    raise ClusterrunError(text, cause=printed, hint=f"read {where}" if printed else ())
 
 
 def _why_it_waits(title: str, now: JobStatus) -> str:

@@ -37,27 +37,21 @@ _STREAMS: Final = {stream.label: stream for stream in STREAMS}
 
 
 class Request(NamedTuple):
-    """The requested lines of a run, and their form.
-
-    `attempts`: those to read, oldest first; none if the run has not started. `is_chosen`: the user
-    named one of them. `tail` None means all lines of each, `nodes` None all nodes. `form` is text,
-    raw or json; `time_chars` of the times are printed. `dedup` None folds for people only.
-    `reads_batch`: the lines are those of the batch script, without times.
-    """
+    """The requested lines of a run, and their form."""
 
     record: JobRecord
     catalogue: Catalogue
-    attempts: tuple[int, ...] = ()
-    is_chosen: bool = False
-    nodes: frozenset[str] | None = None
+    attempts: tuple[int, ...] = ()  # oldest first; (): the run has not started
+    is_chosen: bool = False  # the user named one attempt
+    nodes: frozenset[str] | None = None  # None: all
     query: Query = OVERVIEW
-    tail: int | None = DEFAULT_TAIL
-    form: str = "text"
-    time_chars: int = 0
+    tail: int | None = DEFAULT_TAIL  # the last lines of each attempt; None: all
+    form: str = "text"  # or raw, or json
+    time_chars: int = 0  # of the time that begins a line
     prefix: bool = True
-    dedup: bool | None = None
+    dedup: bool | None = None  # None: equal lines are folded for people only
     exit_status: bool = False
-    reads_batch: bool = False
+    reads_batch: bool = False  # lines of the batch script, without times
 
     @property
     def first_attempt(self) -> int:
@@ -237,17 +231,16 @@ MOST_KEPT = 100_000  # folded lines held to the end, to be counted
 
 
 class LogPrinter:
-    """Writes lines to stdout in the requested form, and notes to stderr.
-
-    `nodes` are those known at the start: they give the prefix its width. `is_following`: the lines
-    are new. `count`: the lines written; `is_cut`: there were more than requested.
-    """
+    """Writes lines to stdout in the requested form, and notes to stderr."""
 
     def __init__(
         self, request: Request, nodes: Iterable[str], *, is_following: bool = False
     ) -> None:
-        self.request, self.nodes, self.is_following = request, nodes, is_following
-        self.count, self.is_cut = 0, False
+        self.request = request
+        self.nodes = nodes  # those known at the start give the prefix its width
+        self.is_following = is_following  # the lines are new
+        self.count = 0  # of lines written
+        self.is_cut = False  # there were more than requested
         self._attempt = request.first_attempt
         self._held: list[bytes] = []
         self._status = b""

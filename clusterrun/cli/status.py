@@ -12,7 +12,7 @@ import click
 from clusterrun.backends.evidence import AttemptSummary, ProgressSource
 from clusterrun.backends.status import JobStatus, with_last_step
 from clusterrun.cli.shared import complete, job_view, output
-from clusterrun.cli.shared.closing import closing_rows, labelled
+from clusterrun.cli.shared.closing import closing_rows
 from clusterrun.errors import ClusterrunError, Exit, NotAdoptedError, describe
 from clusterrun.launch.passed_on import REQUEUE_DELAY
 from clusterrun.rundir.outcome import Cause, Next, Outcome
@@ -153,12 +153,12 @@ def _lines(job: JobStatus) -> Iterator[tuple[str, str]]:
     if owner := other_owner(record.paths.root):
         yield "owner", f"{owner}, another user"
     yield "state", "  ".join(_state(job))
-    yield from labelled("suspect", (each.text for each in job.suspicions))
+    yield from output.labelled("suspect", (each.text for each in job.suspicions))
     if why := job_view.where_or_why(job):
         yield ("waits" if job.pending else "nodes"), why
-    yield from labelled("", job_view.facts(job))
-    yield from labelled("sooner", job_view.sooner(job))
-    yield from labelled("preflight", map(str, job.preflight))
+    yield from output.labelled("", job_view.facts(job))
+    yield from output.labelled("sooner", job_view.sooner(job))
+    yield from output.labelled("preflight", map(str, job.preflight))
     yield "world", _world(job)
     yield from () if closing else job_view.startup_lines(job)
     if job.progress.step is not None:

@@ -94,10 +94,8 @@ def _prepare_planned(job: options.JobOptions) -> Prepared:
     chosen = {name: Given(value=value, flag="--plan") for name, value in values.items()}
     prepared = prepare(job.with_flags(chosen).load())
     if prepared.plan.device is not Device.CUDA:
-        raise UsageError(
-            f"--plan chooses a setup for GPUs, but the ranks run on {prepared.plan.device.value}",
-            hint="drop --plan",
-        )
+        text = f"--plan chooses a setup for GPUs, but the ranks run on {prepared.plan.device.value}"
+        raise UsageError(text, hint="drop --plan")
     return prepared
 
 
@@ -211,9 +209,8 @@ def _write_files(prepared: Prepared, directory: Path) -> None:
             path.unlink(missing_ok=True)
         if made and directory.is_dir():
             directory.rmdir()
-        raise ClusterrunError(
-            f"cannot write into '{directory}'", cause=str(error), hint="choose another directory"
-        ) from error
+        text, hint = f"cannot write into '{directory}'", "choose another directory"
+        raise ClusterrunError(text, cause=str(error), hint=hint) from error
     output.detail("wrote", f"{len(written)} files to {directory}")
     if not prepared.plan.hosts:
         output.detail("submit", shlex.join(["sbatch", str(directory / "job.sbatch")]))

@@ -27,30 +27,19 @@ _NO_SBATCH: Final = Lack("the job does not run on Slurm")
 
 
 class Scheduler(NamedTuple):
-    """Where jobs run, and what can be done there; decisions ask for these, never for a name.
+    """Where jobs run, and what can be done there; decisions ask for these, never for a name."""
 
-    `title` is its name in messages. `module` has `backend(where)`, which returns its
-    `backends.base.Backend`.
-
-    `has_queue`: jobs wait until nodes are free, and have a time limit. `can_requeue`: a job can
-    put itself back into the queue. `shares_files`: its nodes, other machines, see the directory of
-    the runs. `is_this_machine`: the nodes are processes here. `can_lose_node`: a node can be lost
-    alone. `has_hosts`: the nodes are hosts that clusterrun itself starts processes on.
-    `outlives_shell`: a run continues after its shell, or its allocation, has ended.
-    `signals_ranks`: it signals the processes of a job itself. `reads_sbatch`: it is Slurm.
-    """
-
-    title: str
-    module: str
-    has_queue: Capability
-    can_requeue: Capability
-    shares_files: Capability
-    is_this_machine: Capability = _ELSEWHERE
-    can_lose_node: Capability = True
-    has_hosts: Capability = _NO_HOSTS
-    outlives_shell: Capability = True
-    signals_ranks: Capability = _NO_SIGNALS
-    reads_sbatch: Capability = _NO_SBATCH
+    title: str  # in messages
+    module: str  # has `backend(where)`, which returns its `backends.base.Backend`
+    has_queue: Capability  # jobs wait until nodes are free, and have a time limit
+    can_requeue: Capability  # a job can put itself back into the queue
+    shares_files: Capability  # its nodes, other machines, see the directory of the runs
+    is_this_machine: Capability = _ELSEWHERE  # the nodes are processes here
+    can_lose_node: Capability = True  # a node can be lost alone
+    has_hosts: Capability = _NO_HOSTS  # clusterrun itself starts processes on the nodes
+    outlives_shell: Capability = True  # a run continues after its shell, or its allocation, ended
+    signals_ranks: Capability = _NO_SIGNALS  # it signals the processes of a job itself
+    reads_sbatch: Capability = _NO_SBATCH  # it is Slurm
 
 
 class Cluster(str, Enum):

@@ -336,16 +336,13 @@ def _of_text(parse: Callable[[str], int]) -> Callable[[Field, str, str], int]:
 
 
 class Format(NamedTuple):
-    """How values of a kind are in Python, read from a text (not lists), and written.
-
-    `what` names the types in messages; `least` is the least value, in the kind's unit.
-    """
+    """How values of a kind are in Python, read from a text (not lists), and written."""
 
     types: tuple[type, ...]
-    what: str
+    what: str  # the types, in messages
     read: Callable[[Field, str, str], Any] = lambda _field, text, _label: text
     write: Callable[[Any], Raw] = str
-    least: int | None = None
+    least: int | None = None  # the least value, in the unit of the kind
 
 
 _WHOLE: Final = ((int,), "a whole number")

@@ -84,14 +84,11 @@ def node_names(hosts: Sequence[str]) -> tuple[str, ...]:
 
 
 class HostList(NamedTuple):
-    """Hosts in order; `slots` are the GPUs of each if the list states them, else 0.
-
-    `source` names the list in messages.
-    """
+    """Hosts in order."""
 
     hosts: tuple[str, ...] = ()
-    slots: tuple[int, ...] = ()
-    source: str = ""
+    slots: tuple[int, ...] = ()  # the GPUs of each host; 0: the list does not state them
+    source: str = ""  # the name of the list in messages
 
 
 def split_hosts(text: str) -> list[str]:

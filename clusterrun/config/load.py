@@ -329,11 +329,8 @@ class Merged:
             both = (*old, *setting.value)
             self.values[name] = tuple(dict.fromkeys(both)) if name == "pass_env" else both
             before = self.origins[setting.key]
-            origin = Origin(
-                text=f"{before} + {origin}",
-                where=origin.where,
-                is_of_user=before.is_of_user and origin.is_of_user,
-            )
+            is_of_user = before.is_of_user and origin.is_of_user
+            origin = origin._replace(text=f"{before} + {origin}", is_of_user=is_of_user)
         else:
             self.values[name] = setting.value
         self.origins[setting.key] = origin

@@ -18,14 +18,11 @@ _TYPED_GPUS: Final = r"([A-Za-z][A-Za-z0-9_.-]*):([0-9]+)\Z"
 
 
 class Origin(NamedTuple):
-    """The source of a value: `text` for people, `where` is `file:line:column` for errors.
+    """The source of a value."""
 
-    `is_of_user`: the user's own command line, environment or configuration, not a project's file.
-    """
-
-    text: str
-    where: str | None = None
-    is_of_user: bool = False
+    text: str  # for people
+    where: str | None = None  # file:line:column, for errors
+    is_of_user: bool = False  # the user typed, exported or configured it; no project's file did
 
     def __str__(self) -> str:
         return self.text
@@ -58,30 +55,24 @@ class Anchor(NamedTuple):
 
 
 class ConfigFile(NamedTuple):
-    """A file that was found; `shown` is its name in messages, `strict` refuses unknown keys.
+    """A configuration file that was found."""
 
-    `is_of_user`: the user's own configuration.
-    """
-
-    shown: str
+    shown: str  # its name in messages
     text: str
     anchor: Anchor
-    strict: bool
-    is_of_user: bool = False
+    strict: bool  # refuse unknown keys
+    is_of_user: bool = False  # the user's own configuration
 
 
 class Setting(NamedTuple):
-    """One value of one field; of a mapping one `item`; `adds` extends a list.
-
-    `note` tells how a text is read that is easily meant otherwise.
-    """
+    """One value of one field."""
 
     field: Field
     value: Any
     origin: Origin
-    item: str | None = None
-    adds: bool = False
-    note: str = ""
+    item: str | None = None  # of a mapping: a name in it
+    adds: bool = False  # the value extends a list
+    note: str = ""  # how a text is read that is easily meant otherwise
 
     @property
     def key(self) -> str:
@@ -148,32 +139,24 @@ Plain = str | float | bool | tuple[str, ...] | None  # a value for JSON
 
 
 class Row(NamedTuple):
-    """One value for people: its key, its text on one line, its origin.
-
-    `value` is the one for JSON; it and `text` are None if the value is not set.
-    """
+    """One value for people."""
 
     key: str
-    value: Plain
-    text: str | None
+    value: Plain  # for JSON; None: not set
+    text: str | None  # on one line; None: not set
     origin: str
 
 
 class Resolved(NamedTuple):
-    """A JobSpec with the origins of its values.
-
-    `origins` contains every key of FIELDS, and `env.NAME` for each name of a mapping. `project_dir`
-    is the directory of the project's clusterrun.yaml, or else `cwd`. `files`: those that were
-    read, highest first. `notes` are warnings for the user.
-    """
+    """A JobSpec with the origins of its values."""
 
     spec: JobSpec
-    origins: Mapping[str, Origin]
-    project_dir: Path
+    origins: Mapping[str, Origin]  # of every key of FIELDS, and of `env.NAME` in mappings
+    project_dir: Path  # that of the project's clusterrun.yaml, or else `cwd`
     cwd: Path
     profile: str | None = None
-    files: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()  # those that were read, the highest first
+    notes: tuple[str, ...] = ()  # warnings for the user
 
     def rows(self) -> Iterator[Row]:
         """Return every value in the order of FIELDS, each name of a mapping separately."""

@@ -16,7 +16,7 @@ _DIRECTORIES = {"templates": "job.sbatch.j2", "accelerate_configs": "ddp.yaml.j2
 
 def template_directories() -> tuple[Path, ...]:
     """Return the directories of our templates. Raises ClusterrunError if one is missing."""
-    return tuple(_find(name, witness) for name, witness in _DIRECTORIES.items())
+    return tuple(map(_find, _DIRECTORIES))
 
 
 def read_json(name: str) -> Any:
@@ -26,7 +26,7 @@ def read_json(name: str) -> Any:
 
 def read_strategies() -> dict[str, dict[str, str]]:
     """Return the `key: value` at the head of each strategy's template. Raises ClusterrunError."""
-    directory = _find("accelerate_configs", _DIRECTORIES["accelerate_configs"])
+    directory = _find("accelerate_configs")
     texts = {x.name.removesuffix(".yaml.j2"): x.read_text("utf-8") for x in directory.iterdir()}
     heads = {name: text.partition("#}")[0] for name, text in sorted(texts.items())}
     return {
@@ -36,11 +36,9 @@ def read_strategies() -> dict[str, dict[str, str]]:
     }
 
 
-def _find(name: str, witness: str) -> Path:
+def _find(name: str) -> Path:
     for parent in (_PACKAGE, _PACKAGE.parent):
-        if (parent / name / witness).is_file():
+        if (parent / name / _DIRECTORIES[name]).is_file():
             return parent / name
-    raise ClusterrunError(
-        f"this installation of clusterrun has no {name}",
-        hint="reinstall it: pip install --force-reinstall clusterrun",
-    )
+    hint = "reinstall it: pip install --force-reinstall clusterrun"
+    raise ClusterrunError(f"this installation of clusterrun has no {name}", hint=hint)

@@ -66,15 +66,11 @@ def parse_slurm_minutes(text: str) -> int:
     """
     seconds = parse_span(text, bare_s=60)
     if seconds == 0 or text.strip().upper() in _ENDLESS:  # Slurm reads 0 as "no limit"
-        raise UsageError(
-            f"time limit '{text.strip()}' means no limit",
-            hint="give a limit: a job without one is never backfilled and waits longest",
-        )
+        hint = "give a limit: a job without one is never backfilled and waits longest"
+        raise UsageError(f"time limit '{text.strip()}' means no limit", hint=hint)
     if seconds is None:
-        raise UsageError(
-            f"'{text}' is not a time limit",
-            hint="write 90 (minutes), 90m, 1h30m, 1:30:00 or 1-12:00:00 (days)",
-        )
+        hint = "write 90 (minutes), 90m, 1h30m, 1:30:00 or 1-12:00:00 (days)"
+        raise UsageError(f"'{text}' is not a time limit", hint=hint)
     return math.ceil(seconds / 60)
 
 

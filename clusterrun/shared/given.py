@@ -25,8 +25,6 @@ _CPUS = ("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SLURM_TRES_PER_TASK")
 _CPU_COUNT = r"(^|\bcpu=)(\d+)"
 _OF_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 STORE_PORT = "CLUSTERRUN_STORE_PORT"  # the launcher's, unchanged if a script sets MASTER_PORT
-
-
 PIPE = "CLUSTERRUN_GIVEN_FD"  # which env.sh has opened
 _NOT_NOTED = r"(_|PWD|OLDPWD|SHLVL)\Z|.*(KEY|TOKEN|SECRET|PASS)"
 

@@ -11,6 +11,7 @@ from typing import NoReturn
 from clusterrun.errors import UsageError
 from clusterrun.shared.wording import count
 
+_HINT = "write it as Slurm does: node[01-04,7]"
 _LONG, _SHOWN = 60, 3  # characters of a list, and nodes of a longer one
 
 MAX_HOSTS = 65_536  # Slurm's own limit for one range (MAX_RANGE, src/common/hostlist.c)
@@ -37,7 +38,7 @@ def parse_hostlist(text: str) -> list[str]:
     """
     hosts = ["".join(parts) for item in _items(text) for parts in itertools.product(*item)]
     if not hosts:
-        raise UsageError("the host list is empty", hint="write it as Slurm does: node[01-04,7]")
+        raise UsageError("the host list is empty", hint=_HINT)
     return hosts
 
 
@@ -80,10 +81,7 @@ def _choices(text: str, ranges: str, position: int) -> list[str]:
 
 def _refuse(text: str, reason: str, position: int) -> NoReturn:
     shown = text if len(text) <= 60 else text[:57] + "..."
-    raise UsageError(
-        f"bad host list {shown!r}: {reason} at position {position}",
-        hint="write it as Slurm does: node[01-04,7]",
-    )
+    raise UsageError(f"bad host list {shown!r}: {reason} at position {position}", hint=_HINT)
 
 
 def fold_hostlist(names: Iterable[str]) -> str:

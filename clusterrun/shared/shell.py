@@ -104,11 +104,9 @@ def run_once(
                 start_new_session=True,
             )
         except OSError as error:
-            raise SchedulerUnreachableError(
-                f"cannot start {argv[0]}",
-                cause=str(error),
-                hint="run it on a login node of the cluster, or use '--cluster local'",
-            ) from error
+            text = f"cannot start {argv[0]}"
+            hint = "run it on a login node of the cluster, or use '--cluster local'"
+            raise SchedulerUnreachableError(text, cause=str(error), hint=hint) from error
     return _collect(process, timeout_s, rest_s, most)
 
 
@@ -182,19 +180,12 @@ def unreachable(
 ) -> SchedulerUnreachableError:
     """Return the error of a command that got no answer, after this number of tries."""
     cause = silence(done)
+    hint = "try again later; jobs that are already in the queue are not affected"
     tries = "1 try" if number == 1 else f"{number} tries"
     if not may_pass(cause):
-        message = f"{program} failed"
+        message, hint = f"{program} failed", "check SLURM_CONF and munge on this machine"
     elif done.rc == TIMED_OUT or elapsed_s >= 1:
         message = f"{program} got no answer within {elapsed_s:.0f} s ({tries})"
     else:
         message = f"{program} could not reach Slurm ({tries})"
-    return SchedulerUnreachableError(
-        message,
-        cause=cause,
-        hint=(
-            "try again later; jobs that are already in the queue are not affected"
-            if may_pass(cause)
-            else "check SLURM_CONF and munge on this machine"
-        ),
-    )
+    return SchedulerUnreachableError(message, cause=cause, hint=hint)

@@ -7,14 +7,13 @@ import os
 import shlex
 import signal
 from collections.abc import Iterable, Iterator
-from itertools import chain, repeat
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import click
 
 from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared import job_view, output
-from clusterrun.cli.shared.output import Command
+from clusterrun.cli.shared.output import Command, Row, labelled
 from clusterrun.diagnosis.kinds import Retry
 from clusterrun.errors import Exit
 from clusterrun.rundir.outcome import HINT, Cause, Next, Outcome, ShortVerdict, hints_of
@@ -24,8 +23,6 @@ from clusterrun.shared.state import JobState
 from clusterrun.shared.wording import count
 from clusterrun.verbs.find import find_record
 from clusterrun.verbs.status import wait
-
-Row: TypeAlias = tuple[str, str]
 
 _LINES: Final = 6  # of an error: the block fits a terminal of 24 rows
 RETRIES: Final = {
@@ -119,11 +116,6 @@ def _lost(job: JobStatus, attempt: int) -> Iterator[Row]:
         yield "lost", f"all {count(last.step, 'step')}, unless the script saved its own checkpoints"
     if last.next is Next.STOP and last.why not in ("", last.reason):
         yield "no restart", last.why + (f" [{last.rule.value}]" if last.rule else "")
-
-
-def labelled(label: str, texts: Iterable[str]) -> Iterator[Row]:
-    """Yield texts, the first with the label."""
-    return zip(chain((label,), repeat("")), texts, strict=False)
 
 
 def _error_lines(

@@ -13,8 +13,8 @@ import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import TextIOWrapper
-from itertools import chain
-from typing import Any, Final, TextIO
+from itertools import chain, repeat
+from typing import Any, Final, TextIO, TypeAlias
 
 import click
 
@@ -25,6 +25,7 @@ from clusterrun.shared.finding import Finding, Severity
 # Submitting or cancelling a job on more nodes needs confirmation.
 CONFIRM_ABOVE_NODES: Final = 64
 ERROR_SCHEMA: Final = "clusterrun.error/1"
+Row: TypeAlias = tuple[str, str]  # a label and a text
 
 _CLEAR: Final = "\r\x1b[K"  # this row of the terminal
 _STATE_COLOURS: Final = {
@@ -120,7 +121,12 @@ def answer(text: str, *, indent: int | None = None, wraps: bool = True) -> None:
     _print(text, err=False, indent=indent, wraps=wraps)
 
 
-def answer_rows(rows: Iterable[tuple[str, str]]) -> None:
+def labelled(label: str, texts: Iterable[str]) -> Iterator[Row]:
+    """Yield texts, the first with the label."""
+    return zip(chain((label,), repeat("")), texts, strict=False)
+
+
+def answer_rows(rows: Iterable[Row]) -> None:
     """Print texts with their labels on stdout; commands do not wrap."""
     for label, text in rows:
         wraps = not isinstance(text, Command)
@@ -191,11 +197,9 @@ def warn(text: str, *, notes: Iterable[str] = ()) -> None:
 
 def detail(label: str, *texts: str) -> None:
     """Print texts of a summary on stderr, each on a line below the first; not with --quiet."""
-    if session.quiet:
-        return
-    for text in texts:
-        say(f"  {label:<10} {text}", indent=13)
-        label = ""
+    if not session.quiet:
+        for name, text in labelled(label, texts):
+            say(f"  {name:<10} {text}", indent=13)
 
 
 def answer_json(data: Mapping[str, Any]) -> None:

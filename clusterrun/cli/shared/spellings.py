@@ -171,10 +171,8 @@ def _is_launcher(module: str) -> bool:
 
 
 def _not_the_script(name: str, words: Sequence[str], verb: str, own: Sequence[str]) -> UsageError:
-    return UsageError(
-        f"'{name}' is not the training script; clusterrun starts the ranks itself",
-        hint=translated(words, verb, own),
-    )
+    text = f"'{name}' is not the training script; clusterrun starts the ranks itself"
+    return UsageError(text, hint=translated(words, verb, own))
 
 
 def refuse_other_program(words: Sequence[str], verb: str, own: Sequence[str] = ()) -> None:
@@ -351,13 +349,9 @@ def _refusal(
     dashes = ["--"] if is_module and rest else []
     right = shlex.join([*first[1:], *own, *script, *dashes, *rest])
     passed = shlex.join([*first[1:], *script, "--", *args])
-    return UsageError(
-        f"{what} would go to the script, but {entry} has no such option",
-        hint=(
-            f"put clusterrun's options before the script: {first[0]} {right}",
-            f"to pass it to the script: {first[0]} {passed}",
-        ),
-    )
+    text = f"{what} would go to the script, but {entry} has no such option"
+    hint = f"put clusterrun's options before the script: {first[0]} {right}"
+    return UsageError(text, hint=(hint, f"to pass it to the script: {first[0]} {passed}"))
 
 
 def _options_of(entry: str, *, is_module: bool) -> ScriptOptions:

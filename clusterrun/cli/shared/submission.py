@@ -64,9 +64,8 @@ def print_files(prepared: Prepared, *, as_json: bool) -> None:
 
 def print_changes(changed: Changed) -> None:
     """Print the settings that differ, a line each: `slurm.exclude: (none) -> node019`."""
-    for index, change in enumerate(changed.changes):
-        old, new = ("(none)" if text is None else text for text in (change.old, change.new))
-        output.detail("" if index else "changes", f"{change.key}: {old} -> {new}")
+    texts = (f"{x.key}: {x.old or '(none)'} -> {x.new or '(none)'}" for x in changed.changes)
+    output.detail("changes", *texts)
 
 
 def plan_in_words(plan: Plan) -> tuple[str, str]:
