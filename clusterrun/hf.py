@@ -55,18 +55,13 @@ class CheckpointCallback(TrainerCallback):  # type: ignore[misc]  # transformers
         """Refuse settings that prevent a resume, and a resume with a different effective batch."""
         del control
         if args.save_only_model:
-            raise ClusterrunError(
-                "save_only_model=True saves no optimizer, schedule or random numbers, so a resumed "
-                "run could not continue the same training: "
-                "turn it off, or remove CheckpointCallback"
-            )
+            text = "save_only_model=True saves no optimizer, schedule or random numbers"
+            raise ClusterrunError(f"{text} for a resume: turn it off, or remove CheckpointCallback")
         here, world_size = joined_world()
         limit = args.save_total_limit
         if here == 0 and (limit == 1 or (limit == 2 and args.metric_for_best_model)):
-            say(
-                f"save_total_limit={limit}: the Trainer may remove the last complete checkpoint "
-                "before it has saved another; set it to 3 or more"
-            )
+            text = "the Trainer may remove the last complete checkpoint before it has saved another"
+            say(f"save_total_limit={limit}: {text}; set it to 3 or more")
         if os.environ.get(APART) and not args.save_on_each_node:
             args.save_on_each_node = True  # else other nodes than the first never remove old ones
             if here == 0:
@@ -79,10 +74,9 @@ class CheckpointCallback(TrainerCallback):  # type: ignore[misc]  # transformers
             _refuse_batch_of_checkpoint(args, state, kwargs.get("train_dataloader"))
             settings = batch_settings(args, world_size)
             if words := found.difference(None, settings, override=self._override):
-                raise ClusterrunError(
-                    f"can't resume from {found.path}: {words} (keep batch size x accumulation x "
-                    'ranks, or accept it with CheckpointCallback(override=["effective_batch"]))'
-                )
+                accept = 'accept it with CheckpointCallback(override=["effective_batch"])'
+                ways = f"keep batch size x accumulation x ranks, or {accept}"
+                raise ClusterrunError(f"can't resume from {found.path}: {words} ({ways})")
             self._overrides = overridden(found, settings, self._override)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -98,9 +92,7 @@ class CheckpointCallback(TrainerCallback):  # type: ignore[misc]  # transformers
         sharing = Sharing.of_this_rank()
         parts, problem = settled_together(path, sharing)
         settings = batch_settings(args, world_size)
-        publish = partial(
-            mark, path, state.global_step, settings, parts, self._overrides, sharing=sharing
-        )
+        publish = partial(mark, path, state.global_step, settings, parts, self._overrides, sharing)
         if not is_superseded():
             problem = problem or agreed_problem(publish if sharing.is_first else None)
             if problem and sharing.nodes and sharing.is_first:
@@ -128,12 +120,11 @@ def _refuse_batch_of_checkpoint(args: Any, state: Any, loader: Any) -> None:
 
     transformers 4 does so silently; with another accumulation, the effective batch changes.
     """
+    own = args.train_batch_size
     used = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
-    if args.train_batch_size != used == state.train_batch_size and not args.auto_find_batch_size:
-        raise ClusterrunError(
-            f"this version of transformers resumes with the checkpoint's batch size, {used}, not "
-            f"{args.train_batch_size}: use a newer version, or keep {used}"
-        )
+    if own != used == state.train_batch_size and not args.auto_find_batch_size:
+        text = f"this version of transformers resumes with the checkpoint's batch size, {used}"
+        raise ClusterrunError(f"{text}, not {own}: use a newer version, or keep {used}")
 
 
 def resume_path(output_dir: str | os.PathLike[str]) -> str | None:

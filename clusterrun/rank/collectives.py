@@ -34,10 +34,9 @@ def joined_world() -> tuple[int, int]:
     if (distributed := _distributed()) is not None:
         return distributed.get_rank(), distributed.get_world_size()
     if (size := os.environ.get("WORLD_SIZE", "1")) != "1":
-        raise ClusterrunError(
-            f"this rank has not joined the {size} ranks with which it saves and resumes: "
-            "call torch.distributed.init_process_group or create the Accelerator first"
-        )
+        text = f"this rank has not joined the {size} ranks with which it saves and resumes"
+        first = "call torch.distributed.init_process_group or create the Accelerator first"
+        raise ClusterrunError(f"{text}: {first}")
     return 0, 1
 
 
@@ -112,16 +111,12 @@ def _distributed() -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Sharing:
-    """The ranks that share the checkpoint directory of this rank (`here`): all, or its node's.
+    """The ranks that share the checkpoint directory of this rank: all, or its node's."""
 
-    `groups` are the ranks of each such directory. If nodes are apart, `nodes` are the directories'
-    nodes, and `at` is rank 0's time on all of them.
-    """
-
-    here: int
-    groups: Sequence[Sequence[int]]
-    nodes: Sequence[str] = ()
-    at: float = field(default_factory=lambda: round(time.time(), 6))
+    here: int  # this rank
+    groups: Sequence[Sequence[int]]  # the ranks of each such directory
+    nodes: Sequence[str] = ()  # the directories' nodes, if these are apart
+    at: float = field(default_factory=lambda: round(time.time(), 6))  # rank 0's, if apart
 
     @classmethod
     def of_this_rank(cls) -> Sharing:

@@ -117,10 +117,9 @@ class Contract:
     def check_environment(self, env: Mapping[str, str]) -> None:
         """Check WORLD_SIZE, LOCAL_WORLD_SIZE and RANK against the job."""
         if "WORLD_SIZE" not in env:
-            self.break_off(
-                f"this process is a world of 1, but the job requested {self.expected}",
-                cause="the launcher did not set WORLD_SIZE: it started only this process",
-            )
+            text = f"this process is a world of 1, but the job requested {self.expected}"
+            cause = "the launcher did not set WORLD_SIZE: it started only this process"
+            self.break_off(text, cause=cause)
         for name, expected, where, kind in (
             # This node first: if its number is right, the fault is on another node.
             ("LOCAL_WORLD_SIZE", self.local, "on this node", "world"),
@@ -128,11 +127,9 @@ class Contract:
         ):
             if (value := env.get(name, "")) != str(expected):
                 ranks = "1 rank" if value == "1" else f"{value or 0} ranks"
-                self.break_off(
-                    f"the launcher started {ranks} {where}, but the job requested {expected}",
-                    cause=f"{name} is {value or 'not set'} on {_node(env)}",
-                    kind=kind,
-                )
+                text = f"the launcher started {ranks} {where}, but the job requested {expected}"
+                cause = f"{name} is {value or 'not set'} on {_node(env)}"
+                self.break_off(text, cause=cause, kind=kind)
         if not env.get("RANK", "").isdigit() or int(env["RANK"]) >= self.expected:
             rank = env.get("RANK", "(not set)")
             self.break_off(f"RANK={rank} is not valid in a world of {self.expected}")

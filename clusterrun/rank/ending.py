@@ -183,8 +183,7 @@ def _report(code: int, message: str, cause: str, error: BaseException) -> None:
     for path in filter(None, (os.environ.get("TORCHELASTIC_ERROR_FILE"), ours)):
         with contextlib.suppress(OSError):
             write_whole(Path(path), text)
-    where = _where(error)
-    runtime.emit("rank_exit", code=code, message=message, cause=cause, where=where, ts=at)
+    runtime.emit("rank_exit", code=code, message=message, cause=cause, where=_where(error), ts=at)
 
 
 @functools.cache

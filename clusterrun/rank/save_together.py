@@ -137,15 +137,13 @@ class Checkpoints:
         if not (any(parts) or problem):
             if sharing.is_first:
                 shutil.rmtree(unfinished, ignore_errors=True)
-            raise ClusterrunError(
-                f"step {step} was not saved: nothing was written to {unfinished} "
-                "(turn off accelerate's automatic_checkpoint_naming: it writes elsewhere)"
-            )
+            text = f"step {step} was not saved: nothing was written to {unfinished}"
+            way_out = "turn off accelerate's automatic_checkpoint_naming: it writes elsewhere"
+            raise ClusterrunError(f"{text} ({way_out})")
         is_late = is_superseded()  # check again: writing takes long
         if not (problem or is_late):
-            marked = functools.partial(
-                mark, unfinished, step, self._settings, parts, self._overrides, sharing=sharing
-            )
+            about = (self._settings, parts, self._overrides, sharing)
+            marked = functools.partial(mark, unfinished, step, *about)
             problem = _published(unfinished, final, marked, sharing)
         if problem or is_late:
             if sharing.is_first:
@@ -324,8 +322,7 @@ def mark(
     step: int,
     settings: Mapping[str, Any],
     parts: Sequence[Sums],
-    overrides: Sequence[Mapping[str, Any]] = (),
-    *,
+    overrides: Sequence[Mapping[str, Any]],
     sharing: Sharing,
 ) -> None:
     """Mark a directory as a complete checkpoint of this attempt."""
@@ -403,10 +400,8 @@ def _await_directory(path: Path) -> None:
     deadline = time.monotonic() + SHOWN_WITHIN_S
     while not _is_listed(path):
         if time.monotonic() > deadline:
-            raise ClusterrunError(
-                f"{path} exists on rank 0's node but not on this one: "
-                "choose a checkpoint directory that all nodes share"
-            )
+            text = f"{path} exists on rank 0's node but not on this one"
+            raise ClusterrunError(f"{text}: choose a checkpoint directory that all nodes share")
         time.sleep(0.05)
 
 

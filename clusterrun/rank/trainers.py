@@ -40,9 +40,8 @@ _trainings: dict[str, Mapping[str, int] | None] = {}  # settings by directory; N
 
 def _logged(state: Any) -> dict[str, Any]:
     """Return the newest loss and learning rate of transformers' Trainer."""
-    newest: dict[str, Any] = next(
-        (entry for entry in reversed(state.log_history) if "loss" in entry), {}
-    )
+    logged = (entry for entry in reversed(state.log_history) if "loss" in entry)
+    newest: dict[str, Any] = next(logged, {})
     return {name: newest[name] for name in ("loss", "learning_rate") if name in newest}
 
 

@@ -80,10 +80,8 @@ class Checkpoint:
         """
         if unknown := sorted({*override} - {*self.settings, *settings}):
             known = ", ".join(sorted({*self.settings, *settings}))
-            raise ClusterrunError(
-                f"there is no setting {', '.join(unknown)} to override",
-                hint=f"use one of these settings: {known}" if known else (),
-            )
+            text = f"there is no setting {', '.join(unknown)} to override"
+            raise ClusterrunError(text, hint=f"use one of these settings: {known}" if known else ())
         words = [
             f"{name} was {was} and is {now}"
             for name, (was, now) in self.changed(settings).items()

@@ -18,8 +18,8 @@ import mmap
 import os
 import signal
 import struct
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 STACKS_SIGNAL = int(signal.SIGRTMIN) + 7  # a rank writes its stacks on it; no library uses it
 AT_BITS = 42
@@ -30,8 +30,7 @@ _CALLS, _STOPPED, _SHIELDED, _JOINED = range(4)
 _WORD = struct.Struct("@Q")  # native: copied as one word; other formats may copy bytes
 
 
-@dataclass(frozen=True)
-class SavePoint:
+class SavePoint(NamedTuple):
     """The call of `should_checkpoint` at which all ranks save and stop; none if `at` is 0."""
 
     request: int

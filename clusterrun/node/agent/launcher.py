@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 from abc import ABC, abstractmethod
@@ -20,6 +19,7 @@ from clusterrun.node.agent.environment import of_rank, portable, rank_environmen
 from clusterrun.node.base.causes import NodeError, NodeExit
 from clusterrun.node.base.identity import Attempt
 from clusterrun.node.base.ports import candidate_ports, free_port
+from clusterrun.node.base.processes import held
 from clusterrun.node.forge import launchers
 from clusterrun.node.forge.begin import WARNINGS
 from clusterrun.node.forge.handle import Forge
@@ -85,10 +85,9 @@ class NodeLauncher(ABC):
         """Start a process unless one was refused; with `blocks_warnings`, it is to unblock them."""
         if self._refused:
             return
-        blocked = WARNINGS if blocks_warnings else ()
-        signal.pthread_sigmask(signal.SIG_BLOCK, blocked)  # a mask survives exec
+        blocked = WARNINGS if blocks_warnings else ()  # a mask survives exec
         try:
-            with open(self._spool.launcher_output, "ab") as output:
+            with held(*blocked), open(self._spool.launcher_output, "ab") as output:
                 process = subprocess.Popen(
                     argv,
                     env=dict(env),
@@ -101,8 +100,6 @@ class NodeLauncher(ABC):
         except OSError as error:
             why = error.strerror or str(error)
             self._refused = LauncherResult(last_line=why, was_started=False)
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
 
 
 def _launcher_argv(*words: object) -> tuple[str, ...]:
@@ -124,9 +121,8 @@ class AccelerateLauncher(NodeLauncher):
     def start(self) -> None:
         """Start the launcher; torch's error files are removed with the spool."""
         words = (str(self._spool.failures), "--log_dir", str(self._spool.launcher_dir))
-        self._run(
-            _launcher_argv("accelerate", *words, *self._arguments), self._env, blocks_warnings=True
-        )
+        argv = _launcher_argv("accelerate", *words, *self._arguments)
+        self._run(argv, self._env, blocks_warnings=True)
 
     def result(self) -> LauncherResult | None:
         """Return how the launcher ended; None while it runs."""

@@ -77,16 +77,15 @@ def _run_attempt(paths: RunPaths, number: int, post: Post) -> tuple[int, int]:
 class Post:
     """What lasts from attempt to attempt: the conductor's `place`, the clock, the forge, signals.
 
-    The processes `spared` also last. `may_rest` is False if a setup line has left a process, which
-    is to end with its attempt. Signals are handled also after the loop of an agent: Slurm may send
-    SIGTERM to a node that exits after the others.
+    Signals are handled also after the loop of an agent: Slurm may send SIGTERM to a node that exits
+    after the others.
     """
 
     def __init__(self, place: Place) -> None:
         self.place, started = place, begun()
         self.clock, self.forge = Clock(), Forge(started) if started else None
-        self.spared = [self.forge.pid] if self.forge else []
-        self.may_rest = not has_children(self.spared)
+        self.spared = [self.forge.pid] if self.forge else []  # the processes that also last
+        self.may_rest = not has_children(self.spared)  # a setup line's is to end with its attempt
         self._agent: Agent | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._kept: list[Callable[[Agent], None]] = []

@@ -15,40 +15,31 @@ from clusterrun.rundir.outcome import Reason
 
 
 class NodeError(Exception):
-    """This node can't take part; `code` is the job's exit status.
-
-    If `is_told`, the conductor has decided this and reports it to the user. Without a `cause`, the
-    code shows it.
-    """
+    """This node can't take part; without a `cause`, the code shows it."""
 
     def __init__(
         self, code: int, message: str, *, is_told: bool = False, cause: Cause | None = None
     ) -> None:
         super().__init__(message)
-        self.code = int(code)
+        self.code = int(code)  # the job's exit status
         self.message = message
-        self.is_told = is_told
+        self.is_told = is_told  # the conductor has decided this and reports it to the user
         self.cause = cause or _CAUSES.get(self.code, Cause.EXIT)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """One failure; `at` is in epoch seconds, `rank` is None if no rank is to blame.
+    """One failure."""
 
-    `code` is the job's resulting exit status; `signal` is 0 if no signal killed the rank.
-    `where` is the place in the user's code that raised, as `train.py:120`. `has_lost_peer`: it
-    raised because another rank was gone.
-    """
-
-    at: float = field(default_factory=time.time)
+    at: float = field(default_factory=time.time)  # in epoch seconds
     node: str
-    rank: int | None = None
-    code: int
-    signal: int = 0
+    rank: int | None = None  # None if no rank is to blame
+    code: int  # the job's resulting exit status
+    signal: int = 0  # 0 if no signal killed the rank
     cause: Cause
     message: str
-    where: str = ""
-    has_lost_peer: bool = False
+    where: str = ""  # the place in the user's code that raised, as `train.py:120`
+    has_lost_peer: bool = False  # it raised because another rank was gone
 
     def __post_init__(self) -> None:
         """Shorten the message and make it valid UTF-8, for the link and for files."""
@@ -90,19 +81,16 @@ _CAUSES: Mapping[int, Cause] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """The end of an attempt on all nodes: its exit status and why.
-
-    `alike` counts the ranks that reported in time that their script failed at the same place.
-    Ranks that lost another rank there do not count. `is_handled`: see Outcome.
-    """
+    """The end of an attempt on all nodes: its exit status and why."""
 
     code: int
     reason: str
     failure: Failure | None = None
+    # Ranks that reported in time a failure at the same place, without those that lost a rank.
     alike: int = 0
     cause: Cause = Cause.COMPLETED
     interruption: Reason | None = None
-    is_handled: bool = False
+    is_handled: bool = False  # see Outcome
 
     @classmethod
     def of(cls, failure: Failure) -> Ending:

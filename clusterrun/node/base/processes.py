@@ -9,7 +9,7 @@ import select
 import signal
 import time
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
@@ -131,6 +131,16 @@ def fork() -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
+
+
+@contextlib.contextmanager
+def held(*numbers: int) -> Iterator[None]:
+    """Block signals in this thread, and in the processes that it starts; they arrive afterwards."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def fork_answer(work: Callable[[], str], timeout_s: float) -> str | None:

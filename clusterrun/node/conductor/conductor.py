@@ -20,7 +20,7 @@ from clusterrun.errors import ClusterrunError, Exit, NodeExit, SchedulerUnreacha
 from clusterrun.launch.plan import Plan
 from clusterrun.node.base.stderr import print_trouble, say_on_stderr
 from clusterrun.node.conductor.agents import Agents, AgentsState
-from clusterrun.node.conductor.host import Host, Step, held
+from clusterrun.node.conductor.host import Host, Step
 from clusterrun.rundir.attempt import followed_by, take_attempt
 from clusterrun.rundir.outcome import Next, Reason, read_request, write_end, write_request
 from clusterrun.rundir.paths import RunPaths
@@ -271,6 +271,8 @@ class Conductor:
 
     def _hand_over(self, decision: Decision) -> Finish:
         """Have Slurm start the run's next job: this one again, or a successor."""
+        from clusterrun.node.base.processes import held  # the rule book has imported it
+
         self.continues_elsewhere = True
         if decision.next is Next.REQUEUE and self._requeue():
             return ELSEWHERE

@@ -8,7 +8,7 @@ import contextlib
 import os
 import select
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from clusterrun.errors import ClusterrunError
@@ -28,16 +28,12 @@ class Step(Protocol):
 
 
 class Host(Protocol):
-    """Where a run's attempts run; the defaults are for a host without a queue.
-
-    `is_witness`: the host also records how the job ended, as end.json does. The conductor enforces
-    `time_limit_s`. The submitter may take `register_after_s` to record the job.
-    """
+    """Where a run's attempts run; the defaults are for a host without a queue."""
 
     job_id: str
-    is_witness: bool = False
-    register_after_s: float = 0.0
-    time_limit_s: float = float("inf")
+    is_witness: bool = False  # the host also records how the job ended, as end.json does
+    register_after_s: float = 0.0  # that the submitter may take to record the job
+    time_limit_s: float = float("inf")  # which the conductor enforces
     environ: Mapping[str, str]
 
     def start(
@@ -123,13 +119,3 @@ class Signals:
         """Ignore the signals from now on: Python restores the defaults before it exits."""
         for number in HEARD:
             signal.signal(number, signal.SIG_IGN)
-
-
-@contextlib.contextmanager
-def held(number: signal.Signals) -> Iterator[None]:
-    """Block a signal, also in children; it arrives afterwards."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [number])
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

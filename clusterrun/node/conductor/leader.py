@@ -41,10 +41,7 @@ START_MOST_S = 60.0  # the longest start that is taken into account
 
 
 class Leader:
-    """One attempt, led from now on; `ending` is None until it has ended, or if nodes did not meet.
-
-    `reached` is called once all agents rest, and when they have left.
-    """
+    """One attempt, led from now on."""
 
     def __init__(
         self,
@@ -52,7 +49,7 @@ class Leader:
         plan: Plan,
         number: int,
         job_id: str,
-        reached: Callable[[Leader, AgentsState], None],
+        reached: Callable[[Leader, AgentsState], None],  # called when all agents rest, or have left
         tell: Callable[[str], None],
     ) -> None:
         self._paths, self._plan, self._number = paths, plan, number
@@ -64,7 +61,7 @@ class Leader:
         may_lack = plan.is_smoke
         self.head = Head(realm, plan.nodes, self._timeout_s, self._disk, may_lack=may_lack)
         self.head.heard = self._heard
-        self.ending: Ending | None = None
+        self.ending: Ending | None = None  # until it has ended, or if nodes did not meet
         self._interruption: Interruption  # these two while the ranks run
         self._hangs: hangs.HangWatch
         self._is_printed = self._have_ended_well = False

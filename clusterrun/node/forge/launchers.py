@@ -92,19 +92,12 @@ def capture(
     The launchers run as usual, but start nothing and meet no other node.
     """
 
-    def show(
-        *_: Any,
-        env: Any = None,
-        envs: Any = None,
-        logs_specs: Any = None,
-        numa_options: Any = None,
-        **__: Any,
-    ) -> NoReturn:
-        if numa_options is not None:
+    def show(*_: Any, **given: Any) -> NoReturn:
+        if given.get("numa_options") is not None:
             raise ValueError("torch binds the ranks to NUMA nodes")
-        if envs is None:  # accelerate's launcher for one process
-            answer([_new(env, before)])
-        logs_specs.reify(envs)
+        if (envs := given.get("envs")) is None:  # accelerate's launcher for one process
+            answer([_new(given["env"], before)])
+        given["logs_specs"].reify(envs)
         answer([_new({**os.environ, **envs[local]}, before) for local in sorted(envs)])
 
     from accelerate.commands import launch

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from clusterrun.node.base.processes import die_with_parent, fork, openmp
+from clusterrun.node.base.processes import die_with_parent, fork, held, openmp
 from clusterrun.node.forge import launchers, ranks
 from clusterrun.node.forge.begin import receive, send
 from clusterrun.node.forge.project import Changes, ProjectFiles, RankStart, read_early
@@ -210,7 +210,7 @@ class ForgeProcess:
         imported, launcher = set(sys.modules) - self._modules, os.getpid()
         gate, problem, pids = os.pipe(), "", list[int]()  # each rank waits for a byte in the pipe
         for local, environ in enumerate(order["ranks"]):
-            with self._handlers.held():
+            with held(*ranks.LEFT_TO_AGENT):  # so that a rank misses none
                 try:
                     pid = fork()
                 except OSError as error:
@@ -265,16 +265,12 @@ def serve(
     run_dir: Path,
     agent: int,
     link: socket.socket,
-    before: Mapping[str, str],
+    before: Mapping[str, str],  # the environment before the setup lines
     *,
     is_head: bool,
-    is_alone: bool,
+    is_alone: bool,  # the agent that has forked this process had no other thread
 ) -> None:
-    """Be the forge of one node; return in each rank that it forks.
-
-    `before` is the environment before the setup lines. `is_alone`: the agent that has forked this
-    process had no other thread.
-    """
+    """Be the forge of one node; return in each rank that it forks."""
     die_with_parent(agent)
     raise_descriptor_limit()
     plan = json.loads((run_dir / "plan.json").read_text())

@@ -118,13 +118,10 @@ def _absolute(node: ast.ImportFrom, package: str) -> str:
 
 
 class Changes:
-    """The variables that a project may set (`names`).
-
-    `place` is the first line that may set variables whose names it does not show; "" for none.
-    """
+    """The variables that a project may set (`names`)."""
 
     def __init__(self, project: ProjectFiles) -> None:
-        self.place = ""
+        self.place = ""  # the first line that may set variables whose names it does not show
         names: set[str] = set()
         for file, nodes in project.files.items():
             meanings = _Meanings(nodes)

@@ -36,7 +36,7 @@ NVML_S = 60.0  # for a driver that must be loaded first
 DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 _started: list[Callable[[], None]] = []  # what the ranks have yet to start
 # Slurm may send these to every process of a step; the agent decides what to do.
-_LEFT_TO_AGENT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, *WARNINGS)
+LEFT_TO_AGENT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, *WARNINGS)
 
 _REPORT = "report this to clusterrun; --set launch.launcher=direct does the same without this line"
 
@@ -184,17 +184,8 @@ class Handlers:
     """The signal handlers of the forge, which a rank must not inherit."""
 
     def __init__(self) -> None:
-        self._before = {number: signal.getsignal(number) for number in _LEFT_TO_AGENT}
+        self._before = {number: signal.getsignal(number) for number in LEFT_TO_AGENT}
         leave_to_agent()
-
-    @contextlib.contextmanager
-    def held(self) -> Any:
-        """Hold signals back while a process is forked, so that a rank misses none."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, _LEFT_TO_AGENT)
-        try:
-            yield
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _LEFT_TO_AGENT)
 
     def restore(self) -> None:
         """Restore what was set before the forge began; node.sh had the warnings ignored."""
@@ -204,9 +195,9 @@ class Handlers:
 
 def leave_to_agent() -> None:
     """Leave signals to the agent; the programs that this process starts have the defaults."""
-    for number in _LEFT_TO_AGENT:
+    for number in LEFT_TO_AGENT:
         signal.signal(number, lambda *_: None)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _LEFT_TO_AGENT)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, LEFT_TO_AGENT)
 
 
 def check_environment(ours: Mapping[str, str], theirs: Mapping[str, str]) -> None:
@@ -250,16 +241,12 @@ def check_modules(project: ProjectFiles, added: Sequence[str], imported: set[str
 def become(
     entry: Sequence[str],
     environ: Mapping[str, str],
-    before: Mapping[str, str],
+    before: Mapping[str, str],  # the environment with which the forge began
     output: str,
     title: str,
-    launcher: int,
+    launcher: int,  # the forge's pid
 ) -> None:
-    """Turn this fork into a rank with the environment `environ`.
-
-    `before` is the environment with which the forge began, `launcher` its pid. Its imports may have
-    set other variables: these stay.
-    """
+    """Turn this fork into a rank with `environ`, and with what the forge's imports have set."""
     os.setsid()
     target = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     for descriptor in (1, 2):

@@ -257,10 +257,8 @@ class SpoolReader:
         start, end = self._given_back, self.position // _PAGE_BYTES * _PAGE_BYTES
         if self._can_give_back and end - start >= GIVE_BACK_BYTES:
             mode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
-            result: int = _LIBC.fallocate(
-                self._descriptor, mode, ctypes.c_long(start), ctypes.c_long(end - start)
-            )
-            self._can_give_back = result == 0
+            place = map(ctypes.c_long, (start, end - start))
+            self._can_give_back = _LIBC.fallocate(self._descriptor, mode, *place) == 0
             self._given_back = end
 
     def close(self) -> None:

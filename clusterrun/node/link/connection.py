@@ -36,24 +36,17 @@ ANSWER_S = 60.0  # a busy node or a stalled file system is slow
 
 
 class Channel:
-    """Exchange messages with a peer. Until it is trusted, it may send only short lines.
-
-    `own_end` and `peer_end` are address and port in one text, for the proofs.
-    """
+    """Exchange messages with a peer. Until it is trusted, it may send only short lines."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
         self._received = bytearray()
-        self._is_trusted = False
+        self.is_trusted = False  # an agent is: its lines may be long, unreadable ones are skipped
         own, peer = writer.get_extra_info("sockname"), writer.get_extra_info("peername")
         self.own_address, self.peer_address = plain_address(own), plain_address(peer)
-        self.own_end = f"{self.own_address} {own[1]}" if own else ""
+        self.own_end = f"{self.own_address} {own[1]}" if own else ""  # for the proofs
         self.peer_end = f"{self.peer_address} {peer[1]}" if peer else ""
         _keep_alive(writer.get_extra_info("socket"))
-
-    def trust(self) -> None:
-        """Accept long messages and skip unreadable ones: the peer is an agent."""
-        self._is_trusted = True
 
     async def receive(self, timeout_s: float | None = None) -> dict[str, Any] | None:
         """Return the next message; None if the peer is silent, gone, or a stranger."""
@@ -61,14 +54,14 @@ class Channel:
         with contextlib.suppress(OSError, EOFError, asyncio.TimeoutError):
             while message is None:
                 message = parse_object(await asyncio.wait_for(self._line(), timeout_s))
-                if not self._is_trusted:
+                if not self.is_trusted:
                     break
         return message
 
     async def _line(self) -> bytes:
         """Return the next line. Raises EOFError after the last, or if one is too long."""
         while (end := self._received.find(b"\n")) < 0:
-            is_too_long = len(self._received) > (LINE_BYTES if self._is_trusted else STRANGER_BYTES)
+            is_too_long = len(self._received) > (LINE_BYTES if self.is_trusted else STRANGER_BYTES)
             if is_too_long or not (data := await self._reader.read(READ_BYTES)):
                 raise EOFError
             self._received += data
@@ -142,52 +135,42 @@ def is_proof(given: object, secret: bytes, *parts: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """A node's report before the launch; `problem` is empty if the node is fit.
-
-    `capabilities` are the compute capabilities of the GPUs that it may use, `checks` the notes and
-    failures of its preflight. Only the first node gives `port` and `variables`, as LaunchParameters
-    has them.
-    """
+    """A node's report before the launch."""
 
     node: str
     node_rank: int
     versions: Mapping[str, str]
-    capabilities: tuple[tuple[int, int], ...] = ()
-    problem: str = ""
-    checks: tuple[Finding, ...] = ()
-    port: int = 0
+    capabilities: tuple[tuple[int, int], ...] = ()  # compute capabilities of the GPUs it may use
+    problem: str = ""  # empty if the node is fit
+    checks: tuple[Finding, ...] = ()  # the notes and failures of its preflight
+    port: int = 0  # only the first node gives this and `variables`, as LaunchParameters has them
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchParameters:
-    """The launch parameters; `address` is the first node's, and `interface` is this node's.
+    """The launch parameters."""
 
-    `variables` is what `accelerate launch` adds to the environment of node 0's first rank, empty if
-    each node starts `accelerate launch` itself.
-    """
-
-    address: str
+    address: str  # the first node's
     port: int
     precision: str
-    interface: str = ""
+    interface: str = ""  # this node's
+    # What `accelerate launch` adds to the environment of node 0's first rank, empty if each node
+    # starts `accelerate launch` itself.
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
 class StopDecision:
-    """How the attempt ends: settled once, shortly after the first failure.
-
-    `completion` returns the ending if all ranks succeed. `may_wait` returns, by how many ranks
-    failed alike and how many failed, whether to wait for others to fail alike. While `is_held`
-    returns True, nothing is settled: ranks save in their own handlers.
-    """
+    """How the attempt ends: settled once, shortly after the first failure."""
 
     def __init__(self) -> None:
         self.failures: list[Failure] = []
         self._ending: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
         self._waited_s = 0.0
-        self.completion: Callable[[], Ending] = Ending.completed
+        self.completion: Callable[[], Ending] = Ending.completed  # if all ranks succeed
+        # By how many ranks failed alike and how many failed: whether others may yet fail alike.
         self.may_wait: Callable[[int, int], bool] = lambda *_: False
+        # While it returns True, nothing is settled: ranks save in their own handlers.
         self.is_held: Callable[[], bool] = lambda: False
 
     @property

@@ -98,11 +98,7 @@ class Questions:
 
 
 class Head:
-    """The members of one attempt, and the decision how it ends.
-
-    If it `may_lack` nodes, it begins with those that have joined in time. `heard` gets what the
-    first node reports while its ranks run.
-    """
+    """The members of one attempt, and the decision how it ends."""
 
     def __init__(
         self,
@@ -111,7 +107,7 @@ class Head:
         timeout_s: Callable[[], float],
         disk: SharedDisk,
         *,
-        may_lack: bool = False,
+        may_lack: bool = False,  # it begins with the nodes that have joined in time
     ) -> None:
         self._realm, self._nodes, self._disk = realm, nodes, disk
         self._reading: asyncio.Future[bytes] | None = None
@@ -150,7 +146,7 @@ class Head:
         if not 0 <= rank < self._nodes:
             return False
         channel.send("joined", proof=proof(secret, "conductor", theirs, own_end))
-        channel.trust()
+        channel.is_trusted = True
         if self.is_launched or self._is_refused:
             channel.send("stop", **asdict(self._late))
             while await channel.receive(HANG_UP_S):
@@ -171,11 +167,7 @@ class Head:
             return b""
 
     async def meet(self, check: Callable[[], Awaitable[None]]) -> list[Report]:
-        """Wait for the reports of all nodes; return them in rank order. Raises NodeError.
-
-        The first node that joins waits for the others. `check` is called now and then, and may
-        raise.
-        """
+        """Wait for the reports of all nodes; return them in rank order. Raises NodeError."""
         deadline = timeout_s = float("inf")
         while True:
             self._changed.clear()

@@ -225,20 +225,13 @@ class Member:
             return False
         ours, theirs = secrets.token_hex(16), str(challenge.get("nonce"))
         conductors_end = channel.peer_end
-        channel.send(
-            "hello",
-            nonce=ours,
-            proof=proof(secret, "member", theirs, ours, conductors_end),
-            node=self._who.node,
-            node_rank=self._who.node_rank,
-            **self._realm.label,
-        )
+        about = {"node": self._who.node, "node_rank": self._who.node_rank, **self._realm.label}
+        own_proof = proof(secret, "member", theirs, ours, conductors_end)
+        channel.send("hello", nonce=ours, proof=own_proof, **about)
         answer = await channel.receive(ANSWER_S)
         given = answer.get("proof") if answer else None
-        is_conductor = is_proof(given, secret, "conductor", ours, conductors_end)
-        if is_conductor:
-            channel.trust()
-        return is_conductor
+        channel.is_trusted = is_proof(given, secret, "conductor", ours, conductors_end)
+        return channel.is_trusted
 
     async def _listen(self, channel: Channel) -> None:
         """Take the conductor's messages until the connection closes: then it is lost."""

@@ -48,35 +48,26 @@ _EXPLAINED: Final = (Cause.EXCEPTION, Cause.EXIT, Cause.SIGNAL, Cause.LAUNCHER, 
 
 
 class Decision(NamedTuple):
-    """What comes next, why, which nodes to leave out, and the job's state if it ends here.
-
-    `rule` is the rule on verdicts that decided, if one did.
-    """
+    """What comes next, why, which nodes to leave out, and the job's state if it ends here."""
 
     next: Next
     why: str
     exclude: tuple[str, ...] = ()
     state: JobState = JobState.FAILED
-    rule: VerdictRule | None = None
+    rule: VerdictRule | None = None  # the rule on verdicts that decided, if one did
 
 
 class Ground(NamedTuple):
-    """What the decision depends on besides the attempts.
-
-    `saved_before` is the newest checkpoint before these attempts, -1 without one. `savers` are the
-    attempts that saved a step after their first, even if later steps had been saved and lost;
-    `anew` are those that began far behind the end of the one before.
-    `allocated` are the job's nodes; if `is_ending`, Slurm is about to take them. `unreachable`
-    returns the nodes that can't be reached.
-    """
+    """What the decision depends on besides the attempts."""
 
     plan: Plan
-    allocated: tuple[str, ...]
-    unreachable: Callable[[Sequence[str]], tuple[str, ...]]
-    saved_before: int = -1
+    allocated: tuple[str, ...]  # the job's nodes
+    unreachable: Callable[[Sequence[str]], tuple[str, ...]]  # those that can't be reached
+    saved_before: int = -1  # the newest checkpoint before these attempts, -1 without one
+    # Attempts that saved a step after their first, even if later steps had been saved and lost.
     savers: frozenset[int] = frozenset()
-    anew: frozenset[int] = frozenset()
-    is_ending: bool = False
+    anew: frozenset[int] = frozenset()  # those that began far behind the end of the one before
+    is_ending: bool = False  # Slurm is about to take the nodes
 
 
 def decide(history: Sequence[Outcome], ground: Ground) -> Decision:
@@ -166,10 +157,8 @@ def _futile(history: Sequence[Outcome], ground: Ground, *, is_lost: bool) -> str
         return "the nodes could not reach each other" if is_second else ""
     is_of_nodes = is_lost or newest.cause in _OF_NODES
     if needs_checkpoint(plan, newest.checkpoint) and not is_of_nodes:
-        return (
-            "checkpoints/ in the run directory has no complete checkpoint, and the script reported "
-            "none; pass --max-restarts N if it saves elsewhere"
-        )
+        text = "checkpoints/ in the run directory has no complete checkpoint"
+        return f"{text}, and the script reported none; pass --max-restarts N if it saves elsewhere"
     if len(_blamed(fruitless)) >= FRUITLESS or len(stuck) >= LOSSES:
         beyond = "" if newest.checkpoint is None else f" beyond step {newest.checkpoint}"
         return f"{len(stuck)} attempts died without a checkpoint{beyond}"

@@ -66,17 +66,14 @@ _CERTAIN = ("gone", _STATES[psutil.STATUS_STOPPED], _STATES[psutil.STATUS_TRACIN
 
 
 class RankPlace(NamedTuple):
-    """Where a rank is in the user's code (`train.py:120 in step`), and whether it waits for others.
-
-    `state` is why the process does not run, "" if it runs; `stack` is a checksum of the stack.
-    """
+    """Where a rank is in the user's code, and whether it waits for others."""
 
     rank: int
     node: str
-    where: str
+    where: str  # as `train.py:120 in step`
     is_waiting: bool
-    state: str = ""
-    stack: int = 0
+    state: str = ""  # why the process does not run, "" if it runs
+    stack: int = 0  # a checksum
 
 
 async def places(pids: Mapping[int, int], spool: Spool, node: str) -> list[RankPlace]:
@@ -121,9 +118,7 @@ def _place(rank: int, node: str, states: tuple[str, str], text: str) -> RankPlac
     where = next((f for f in frames if not INSTALLED.search(f)), frames[0] if frames else "")
     is_waiting = any(re.search(_WAITING, frame) for frame in frames)
     stack = zlib.crc32("\n".join(frames).encode())
-    return RankPlace(
-        rank=rank, node=node, where=where, is_waiting=is_waiting, state=state, stack=stack
-    )
+    return RankPlace(rank, node, where, is_waiting, state, stack)
 
 
 def suspect(found: Iterable[RankPlace]) -> RankPlace | None:
@@ -222,14 +217,10 @@ async def _looked(nodes: Sequence[str], questions: Questions) -> dict[str, Any]:
 
 
 class Progress:
-    """Watch a count that grows with the steps, and the bytes that ranks print.
-
-    `floor_s` is the least time without either that counts as a hang; 0 switches this off. Time
-    while the scheduler suspends the job does not count.
-    """
+    """Watch a count that grows with the steps, and the bytes that ranks print."""
 
     def __init__(self, floor_s: float) -> None:
-        self.floor_s = floor_s
+        self.floor_s = floor_s  # the least time without either that counts as a hang; 0: none does
         self._steps = self._printed = self._extensions = 0
         self._watched_s = self._moved_at = self._step_at = 0.0
         self._looked_at: float | None = None
@@ -276,18 +267,14 @@ class Progress:
 
 @dataclass(kw_only=True)
 class HangWatch:
-    """Watch the ranks of the first node: if any rank hangs, these also stop soon.
+    """Watch the ranks of the first node: if any rank hangs, these also stop soon."""
 
-    `floor_s` is the least time without a step that counts as a hang; 0 switches this off. `keep`
-    keeps evidence of where the ranks are, before they are ended. `tasks` are those of the attempt.
-    """
-
-    floor_s: float
+    floor_s: float  # the least time without a step that counts as a hang; 0 switches this off
     node: str
     questions: Questions
     failed: Callable[[Failure], None]
-    tasks: Tasks
-    keep: Callable[[list[RankPlace]], Awaitable[None]] | None = None
+    tasks: Tasks  # those of the attempt
+    keep: Callable[[list[RankPlace]], Awaitable[None]] | None = None  # evidence before the end
     _steps_reported: int = 0
     _others_reported: int = 0
     _calls: int = 0

@@ -56,26 +56,20 @@ _BY_HANDLER = (Cause.EXIT, Cause.SIGNAL, Cause.LAUNCHER, Cause.CANCELLED)
 
 @dataclass(kw_only=True)
 class Interruption:
-    """Turn signals and requests into a save that all ranks make at one step.
-
-    Ranks that save in handlers of their own get a signal instead, before the time limit one of
-    `named` if they handle it; at the end they have `end_s`. Slurm warns `warning_s` before the time
-    limit. `is_used`: a rank has called should_checkpoint(). `reason` is None until the ranks must
-    exit. `tasks` are those of the attempt.
-    """
+    """Turn signals and requests into a save at one step, or in the ranks' own handlers."""
 
     request: Path
     head: Head
-    warning_s: float
+    warning_s: float  # so long before the time limit, Slurm warns
     happened: Callable[..., None]
     say: Callable[[str], None]
     account: Account
     disk: SharedDisk
-    tasks: Tasks
-    named: tuple[int, ...] = ()
-    end_s: float = float("inf")
-    reason: Reason | None = None
-    is_used: bool = False
+    tasks: Tasks  # those of the attempt
+    named: tuple[int, ...] = ()  # signals that handlers get first before the time limit
+    end_s: float = float("inf")  # that handlers have at the end
+    reason: Reason | None = None  # None until the ranks must exit
+    is_used: bool = False  # a rank has called should_checkpoint()
     _is_ending: bool = False
     _is_over: bool = False
     _is_asking: bool = False
@@ -318,16 +312,12 @@ def named_signals(request: str) -> tuple[int, ...]:
 
 @dataclass(kw_only=True)
 class OwnSignals:
-    """The ranks of this node whose script handles a warning: SIGTERM, SIGUSR1 or SIGUSR2.
-
-    `pids` returns the running ranks by local rank. `warned` are those that got such a signal. With
-    `is_in_step`, Slurm may signal the ranks itself.
-    """
+    """The ranks of this node whose script handles a warning: SIGTERM, SIGUSR1 or SIGUSR2."""
 
     page: ControlPage
-    pids: Callable[[], Mapping[int, int]]
-    is_in_step: bool = False
-    warned: set[int] = field(default_factory=set)
+    pids: Callable[[], Mapping[int, int]]  # of the running ranks, by local rank
+    is_in_step: bool = False  # Slurm may signal the ranks itself
+    warned: set[int] = field(default_factory=set)  # the pids of those that got such a signal
     _handled: dict[int, set[int]] = field(default_factory=dict)  # by pid
     _delivered: dict[int, float] = field(default_factory=dict)  # when Slurm sent a signal
     _witness: Popen[bytes] | None = None

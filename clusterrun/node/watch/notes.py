@@ -126,11 +126,7 @@ def _is_of_gpu(text: str, pids: Pids, gpus: Collection[str]) -> bool:
 
 
 class Gpus:
-    """The GPUs of an attempt: those that `names` lists as CUDA_VISIBLE_DEVICES, or all.
-
-    The first question is asked at once; `ask` and `notes` are for any thread. `before` are the GPUs
-    of the first answer, by PCI address. `is_open`: there may be answers.
-    """
+    """The GPUs of an attempt: those that `names` lists as CUDA_VISIBLE_DEVICES, or all."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names, self._launched_at = names, time.time()
@@ -144,9 +140,9 @@ class Gpus:
                 start_new_session=True,
             )
         self._lock, self._unread, self._awaits_answer = threading.Lock(), b"", False
-        self.before: Mapping[str, NvmlGpu] = {}
+        self.before: Mapping[str, NvmlGpu] = {}  # of the first answer, by PCI address
         self._answered_at = 0.0
-        self.is_open = True
+        self.is_open = True  # there may be answers
         self._send_question()
 
     @property
@@ -159,7 +155,7 @@ class Gpus:
         return self._names.index(gpu.name) if gpu.name in self._names else int(gpu.name)
 
     def ask(self, within_s: float = ANSWER_S) -> list[NvmlGpu] | None:
-        """Return the state of all GPUs; None if there is no answer in time.
+        """Return, in any thread, the state of all GPUs; None if there is no answer in time.
 
         The next call returns an answer that comes late, instead of asking again.
         """

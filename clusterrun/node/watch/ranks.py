@@ -42,14 +42,11 @@ class Rank:
 
 @dataclass(kw_only=True)
 class Ranks:
-    """All ranks of this node; each failure is reported once, in the order of discovery.
-
-    `launched` returns the pids by rank that the launcher knows: a rank may end before it reports.
-    """
+    """All ranks of this node; each failure is reported once, in the order of discovery."""
 
     spool: Spool
     node: str
-    launched: Callable[[], Mapping[int, int]]
+    launched: Callable[[], Mapping[int, int]]  # pids by rank: one may end before it reports
     happened: Callable[[dict[str, Any]], None]
     failed: Callable[[Failure], None]
     have_failed: bool = False
