@@ -83,7 +83,7 @@ def question_of(resolved: Resolved, *, is_open: bool = False, may_count: bool = 
     if not is_open and (wrong := wrong_sizes(setup)):
         raise UsageError(wrong, hint="choose sizes that divide the heads and the tokens")
     if not is_open and (wrong := mistake(question)):
-        raise UsageError(wrong, hint="lower --micro-batch, --accumulation, --epochs or --nodes")
+        raise UsageError(wrong, hint="lower --micro-batch, --accumulation or --nodes")
     return question
 
 
@@ -120,7 +120,7 @@ def planned(resolved: Resolved, *, strategy: Strategy | None = None) -> Choice:
     Raises UsageError if too little is known, ClusterrunError if nothing fits.
     """
     question = question_of(_submitted(resolved), is_open=True)
-    choices = recommend(question, question.effective_batch, strategy=strategy)
+    choices = recommend(question, strategy=strategy)
     if not choices:
         text = f"no setup fits{f' under {strategy.value}' if strategy else ''} at any micro-batch"
         hint = "run clusterrun plan --recommend to see the setup that needs the least memory"
@@ -161,7 +161,7 @@ def _refuse(spec: JobSpec, *, is_open: bool) -> None:
     check_sharing(world)
     if not is_open:
         check_strategy(spec.strategy, world, Interpreter())
-        check_sizes(Parallel.of(spec), spec.strategy, world)
+        check_sizes(Parallel.of(spec), spec.strategy, nodes=world.nodes, world=world.size)
 
 
 def _is_cpu(spec: JobSpec) -> bool:
@@ -317,9 +317,8 @@ ENVIRONMENT: Final = {
 def counted(values: Mapping[str, Any], name: str, resolved: Resolved, *, may_count: bool) -> Model:
     """Count the model of a config.json, as transformers would build it; the answer is cached.
 
-    Without `may_count`, only a cached answer is returned.
-
-    Raises UsageError if the job's Python has no transformers, or transformers can't build it.
+    Without `may_count`, only a cached answer is returned. Raises UsageError if the job's Python has
+    no transformers, or transformers can't build it.
     """
     python, config = _python(resolved), json.dumps(values, sort_keys=True)
     program = Path(__file__).with_name("count.py").read_text(encoding="utf-8")
@@ -441,18 +440,14 @@ SHORTEST_S = 0.5  # between two reports that are used; the last step is reported
 
 
 class Measured(NamedTuple):
-    """The median time of a step, steps and peaks; None if the run has not reported it.
-
-    `timed` is the number of steps behind the median. `gpu_bytes` is the largest allocator peak of a
-    rank, `host_bytes` the largest sum of the peaks of a node's ranks.
-    """
+    """The median time of a step, steps and peaks; None if the run has not reported it."""
 
     step_s: float | None
     steps: int | None
-    gpu_bytes: int | None
-    host_bytes: int | None
+    gpu_bytes: int | None  # largest allocator peak of a rank
+    host_bytes: int | None  # largest sum of the peaks of a node's ranks
     checkpoint_bytes: int | None
-    timed: int = 0
+    timed: int = 0  # steps behind the median
 
 
 def measure(paths: RunPaths, *, warm_up: float = 0.0) -> Measured:

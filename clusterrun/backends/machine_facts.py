@@ -139,7 +139,7 @@ def _text_in(name: str | None, cwd: Path, what: str) -> str:
     """Return the text of a file that the user named; "" for none. Raises UsageError."""
     try:
         text = "" if name is None else named_file(name, cwd, what).decode("utf-8-sig")
-        return text.replace("\r\n", "\n")
+        return text.replace("\r\n", "\n").replace("\r", "\n")  # sbatch refuses \r
     except UnicodeDecodeError as error:
         text = f"the {what} '{name}' is not UTF-8 text"
         raise UsageError(text, cause=str(error), hint="save it as UTF-8") from error

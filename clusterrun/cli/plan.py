@@ -87,9 +87,8 @@ def command(
     clusterrun plan --recommend --effective-batch 256
     """
     if sum((recommends, what is not None, job_id is not None)) > 1:
-        raise UsageError(
-            "--recommend, --what-if and --compare cannot be combined", hint="pass one of them"
-        )
+        text = "--recommend, --what-if and --compare cannot be combined"
+        raise UsageError(text, hint="pass one of them")
     if job_id is not None:
         _compare(None if job_id == _NEWEST else job_id, as_json=as_json)
         return Exit.OK
@@ -117,13 +116,13 @@ def command(
 
 
 def _recommend(question: Question, *, as_json: bool) -> Exit:
-    choices = best_per_strategy(recommend(question, question.effective_batch))
+    choices = best_per_strategy(recommend(question))
     if as_json:
         output.answer_json(_choices_object(choices, question))
     elif choices:
         plan_view.show_choices(choices, question)
     if not choices:
-        output.warn(plan_view.nothing_fits(smallest(question, question.effective_batch), question))
+        output.warn(plan_view.nothing_fits(smallest(question), question))
         return Exit.NO
     answer = estimate(dataclasses.replace(question, setup=choices[0].setup))
     if answer.never_ends:
@@ -137,18 +136,15 @@ def _compare(job: str | None, *, as_json: bool) -> None:
     try:
         answer = estimate(question_of(configuration(record)))
     except UsageError as error:
-        raise ClusterrunError(
-            f"job {record.job_id} has no estimate: {error.message}",
-            hint="describe the training under training: in clusterrun.yaml, and submit again",
-        ) from error
+        text = f"job {record.job_id} has no estimate: {error.message}"
+        hint = "describe the training under training: in clusterrun.yaml, and submit again"
+        raise ClusterrunError(text, hint=hint) from error
     found = measure(record.paths)
     compared, rows = _compared(answer, found)
     if not rows:
-        raise ClusterrunError(
-            f"job {record.job_id} has no measurements yet",
-            hint="call clusterrun.runtime.step in the script to measure steps; memory is measured "
-            "when the ranks end",
-        )
+        text = f"job {record.job_id} has no measurements yet"
+        steps = "call clusterrun.runtime.step in the script to measure steps"
+        raise ClusterrunError(text, hint=f"{steps}; memory is measured when the ranks end")
     if as_json:
         head = _estimate_object(answer)
         output.answer_json({**head, "job_id": record.job_id, "compared": compared})
@@ -242,10 +238,10 @@ def _plain(value: Any) -> Any:
 
 
 def _inputs(question: Question) -> dict[str, Any]:
-    own = dataclasses.asdict(dataclasses.replace(question, scaling=None))
-    own |= {"gpu": question.gpu.name if question.gpu else None, **_setup(question.setup)}
-    model = dataclasses.asdict(question.setup.model)
-    return {"model": model, **{key: own[key] for key in own if key not in ("setup", "scaling")}}
+    own = dataclasses.asdict(question)
+    shown = {key: own[key] for key in own if key not in ("setup", "scaling")}
+    gpu = question.gpu.name if question.gpu else None
+    return {"model": own["setup"]["model"], **shown, "gpu": gpu, **_setup(question.setup)}
 
 
 def _setup(setup: Setup) -> dict[str, Any]:

@@ -58,12 +58,11 @@ def verdict_line(answer: Estimate) -> str:
         return f"no verdict: {_unjudged(answer)}"
     there = gigabytes(disk.capacity_bytes or 0)
     on_disk = f"{gigabytes(disk.total_bytes)} of checkpoints on a disk with {there} free"
-    gpu, host = answer.gpu_memory, answer.host_memory
-    if gpu and gpu.verdict is verdict:
-        return f"{_WORDS[verdict]}: {_need_text(gpu)} per GPU"
-    for need, what in ((host, f"{_need_text(host)} of memory per node"), (disk, on_disk)):
+    memory = ((answer.gpu_memory, "per GPU"), (answer.host_memory, "of memory per node"))
+    needs = [(need, f"{_need_text(need)} {where}") for need, where in memory if need]
+    for need, text in (*needs, (disk, on_disk)):
         if need.verdict is verdict:
-            return f"{_WORDS[verdict]}: {what}"
+            return f"{_WORDS[verdict]}: {text}"
     # No memory or disk decides: the time limit does.
     takes = f"{span(answer.time.whole)} " if answer.time and answer.time.whole else ""
     limit = f"in a job of {clock(answer.question.limit_s or 0)} that saves nothing"
@@ -170,12 +169,10 @@ def _batch(answer: Estimate) -> Iterator[str]:
     question, setup = answer.question, answer.question.setup
     ranks = "data-parallel rank" if setup.data_parallel < setup.world else "rank"
     tokens = f" ({setup.effective_batch * setup.seq_len:,} tokens)" if setup.seq_len else ""
-    yield _row(
-        "batch",
-        f"{setup.micro_batch} per rank x {setup.accumulation} accumulation"
-        f" x {count(setup.data_parallel, ranks)}"
-        f" = {count(f'{setup.effective_batch:,}', 'sample')} a step{tokens}",
-    )
+    passes = f"{setup.micro_batch} per rank x {setup.accumulation} accumulation"
+    samples = count(f"{setup.effective_batch:,}", "sample")
+    each = f"{passes} x {count(setup.data_parallel, ranks)}"
+    yield _row("batch", f"{each} = {samples} a step{tokens}")
     if line := _steps(answer):
         yield _row("steps", line)
     if answer.steps.total and setup.world > 1:
@@ -325,10 +322,8 @@ def show_choices(choices: Sequence[Choice], question: Question) -> None:
     _table(rows, spare=("HOST GiB", "SHARE"))
     output.answer("")
     output.answer(f"details: clusterrun plan ... {as_options(choices[0].setup)}", wraps=False)
-    output.answer(
-        "to train with the first, describe the training in clusterrun.yaml and run: "
-        "clusterrun submit --plan"
-    )
+    how = "to train with the first, describe the training in clusterrun.yaml and run"
+    output.answer(f"{how}: clusterrun submit --plan")
     if question.host_bytes is None:
         output.note("the memory of a node is unknown, so offload is at best tight; pass --host-mem")
     if question.gpu is not None:

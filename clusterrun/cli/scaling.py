@@ -157,10 +157,8 @@ def node_counts(text: str) -> tuple[int, ...]:
     except ValueError:
         counts = ()
     if len(counts) < 2 or counts[0] < 1 or list(counts) != sorted(set(counts)):
-        raise UsageError(
-            f"--nodes: '{text}' is not two or more node counts, the smallest first",
-            hint="pass --nodes 1,2,4",
-        )
+        wrong = f"--nodes: '{text}' is not two or more node counts, the smallest first"
+        raise UsageError(wrong, hint="pass --nodes 1,2,4")
     return counts
 
 

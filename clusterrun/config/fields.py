@@ -150,7 +150,7 @@ SLURM_MOST: Final = 65_533  # nodes of a job, CPUs of a task
 MOST: Final[Mapping[str, int]] = {
     **dict.fromkeys(("nodes", "spare_nodes", "cpus_per_task", "cpus_per_gpu"), SLURM_MOST),
     **dict.fromkeys(("gpus_per_node", "nproc_per_node"), 1024),
-    "main_process_port": 65_535,
+    **{"main_process_port": 65_535, "epochs": 10**6, "mfu": 1},
 }
 
 RESERVED_NAMES: Final = ("", ".", "..", "by-job")  # of runs
@@ -350,7 +350,7 @@ _FORMATS: Final[Mapping[Kind, Format]] = {
     **dict.fromkeys((Kind.TEXT, Kind.PATH), Format((str,), "a str")),
     Kind.COUNT: Format(*_WHOLE, _integer, least=1),
     Kind.NUMBER: Format(*_WHOLE, _integer, least=0),
-    Kind.REAL: Format((int, float), "a number", _real, _written_real),
+    Kind.REAL: Format((int, float), "a number", _real, _written_real, least=0),
     Kind.FLAG: Format((bool,), "True or False", _flag, lambda value: str(value).lower()),
     # Before resolution, the word of a member.
     Kind.ENUM: Format((str,), "a str", _enum, lambda value: str(value.value)),

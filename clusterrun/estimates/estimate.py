@@ -7,40 +7,32 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from clusterrun.config.choices import Device, LrRule, Network
+from clusterrun.config.choices import LrRule, Network
 from clusterrun.errors import UsageError
 from clusterrun.estimates import memory, speed, steps
 from clusterrun.estimates.gpus import Gpu
 from clusterrun.estimates.inputs import Fit, Setup, Term, total
 from clusterrun.estimates.speed import Cost, Duration, Links, Scaling, Speedup
 from clusterrun.estimates.steps import Loader, Rates
-from clusterrun.launch.world_shape import World, check_sizes
+from clusterrun.launch.world_shape import check_sizes
 
 FITS_BELOW: Final = 0.80  # of the capacity; above it a training fits tightly
 HOST_FITS_BELOW: Final = 0.70  # of a node's memory: the page cache needs some of the rest
 TIGHT_BELOW: Final = 0.95
 FRAGMENTATION: Final = 1.05  # memory that torch's allocator can't reuse
 KEEP: Final = 2
-MOST_EPOCHS: Final = 1e6
 
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A setup, its resources and its data; None means unknown.
-
-    `gpu_bytes` is the memory of one GPU. `host_bytes` are allocated on a node, `cpus_per_rank` for
-    a rank. `limit_s` is the time limit of a job, `disk_bytes` the free space. `prices` maps
-    the name of a card to its price per hour. `scaling` was measured for the same script.
-    `within_node` and `between_nodes` are link speeds in bytes a second; None means those of the
-    card and the network.
-    """
+    """A setup, its resources and its data; None means unknown."""
 
     setup: Setup
     is_cpu: bool = False
     gpu: Gpu | None = None
-    gpu_bytes: int | None = None
-    host_bytes: int | None = None
-    cpus_per_rank: int | None = None
+    gpu_bytes: int | None = None  # the memory of one GPU
+    host_bytes: int | None = None  # allocated on a node
+    cpus_per_rank: int | None = None  # allocated
     samples: int | None = None
     epochs: float | None = None
     max_steps: int | None = None
@@ -54,13 +46,13 @@ class Question:
     save_every: int | None = None
     keep: int = KEEP
     keep_best: int = 0
-    limit_s: int | None = None
-    disk_bytes: int | None = None
-    prices: Mapping[str, float] = field(default_factory=dict)
-    scaling: Scaling | None = None
+    limit_s: int | None = None  # the time limit of a job
+    disk_bytes: int | None = None  # free space
+    prices: Mapping[str, float] = field(default_factory=dict)  # per hour, by the name of a card
+    scaling: Scaling | None = None  # measured for the same script
     network: Network = Network.AUTO
-    within_node: float | None = None
-    between_nodes: float | None = None
+    within_node: float | None = None  # bytes a second; None: as the card
+    between_nodes: float | None = None  # bytes a second; None: as the card and the network
 
     @property
     def effective_batch(self) -> int:
@@ -85,19 +77,14 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """The bytes that are needed, part by part, and the capacity (None: unknown).
-
-    `is_part`: not everything could be counted, so the verdict is NO or unknown. `band` holds the
-    smallest and the largest measured share of the total; None if nothing was measured. The need
-    fits if it is below the share `fits_below` of the capacity.
-    """
+    """The bytes that are needed, part by part, and the capacity (None: unknown)."""
 
     terms: tuple[Term, ...]
     capacity_bytes: int | None
     margin: float = 1.0
-    is_part: bool = False
-    band: tuple[float, float] | None = None
-    fits_below: float = FITS_BELOW
+    is_part: bool = False  # not all could be counted, so the verdict is NO or unknown
+    band: tuple[float, float] | None = None  # lowest and highest measured share of the total
+    fits_below: float = FITS_BELOW  # share of the capacity; from it on the need is tight
 
     @property
     def total_bytes(self) -> int:
@@ -119,31 +106,23 @@ class Need:
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """Optimizer steps: the full ones of an epoch, those that accelerate runs, and the total.
-
-    The last step of an epoch repeats `repeated` samples. `total` is None if no end is known.
-    """
+    """Optimizer steps: the full ones of an epoch, those that accelerate runs, and the total."""
 
     full_per_epoch: int | None = None
     accelerate_per_epoch: int | None = None
-    repeated: int = 0
-    total: int | None = None
+    repeated: int = 0  # samples, in the last step of an epoch
+    total: int | None = None  # None: no end is known
 
 
 @dataclass(frozen=True, kw_only=True)
 class Time:
-    """The durations of a step, an epoch and the training, and the number of jobs it takes.
-
-    `samples_s` is the samples a second of all ranks. `filled` is the share of the MFU that
-    passes of this size reach, 1 if a step was measured. `cost` has the parts of an estimated
-    step. `mfu` is that of the whole step; None if the GPU is unknown.
-    """
+    """The durations of a step, an epoch and the training, and the number of jobs it takes."""
 
     step: Duration
-    samples_s: float
-    filled: float
-    mfu: float | None
-    cost: Cost | None
+    samples_s: float  # samples a second of all ranks
+    filled: float  # share of the MFU that passes of this size reach; 1 if a step was measured
+    mfu: float | None  # of the whole step; None: the GPU is unknown
+    cost: Cost | None  # the parts of a step that is estimated
     epoch: Duration | None
     whole: Duration | None
     segments: int | None
@@ -151,10 +130,7 @@ class Time:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """The answer; None for what the question leaves open.
-
-    `speedup` was measured, or is the usual one of the GPUs of one node.
-    """
+    """The answer; None for what the question leaves open."""
 
     question: Question
     gpu_memory: Need | None
@@ -163,7 +139,7 @@ class Estimate:
     steps: Steps
     rates: Rates | None
     time: Time | None
-    speedup: Speedup | None
+    speedup: Speedup | None  # measured, or the usual one of the GPUs of one node
     loader: Loader
     notes: tuple[str, ...] = field(default=())
 
@@ -211,7 +187,7 @@ def estimate(question: Question) -> Estimate:
     rates: Rates | None = None
     if question.lr is not None and question.base_batch is not None:
         batch, optimizer = setup.effective_batch, setup.optimizer
-        rates = steps.scaled(question.lr, question.base_batch, batch, optimizer=optimizer)
+        rates = steps.scaled(question.lr, question.base_batch, batch, optimizer)
     return Estimate(
         question=question,
         gpu_memory=gpu_need(question),
@@ -221,9 +197,7 @@ def estimate(question: Question) -> Estimate:
         rates=rates,
         time=_time(question, counted),
         speedup=measured_speedup(question) or usual_speedup(question),
-        loader=steps.advice(
-            question.cpus_per_rank or 0, question.host_bytes or 0, is_cpu=question.is_cpu
-        ),
+        loader=steps.advice(question.cpus_per_rank, question.host_bytes, is_cpu=question.is_cpu),
         notes=tuple(_notes(question, counted)),
     )
 
@@ -356,22 +330,16 @@ def _time(question: Question, counted: Steps) -> Time | None:
 def _notes(question: Question, counted: Steps) -> Iterator[str]:
     setup, positions = question.setup, question.setup.model.positions
     if setup.parallel.model > 1:
-        yield (
-            "times leave out the traffic of tensor, context and sequence parallelism: measure a "
-            "step and pass --step-time"
-        )
+        ways = "tensor, context and sequence parallelism"
+        yield f"times leave out the traffic of {ways}: measure a step and pass --step-time"
     yield from _model_notes(setup)
     if 0 < positions < setup.seq_len:
-        yield (
-            f"samples of {setup.seq_len:,} tokens are longer than the model's maximum of "
-            f"{positions:,}"
-        )
+        samples = f"samples of {setup.seq_len:,} tokens"
+        yield f"{samples} are longer than the model's maximum of {positions:,}"
     if counted.repeated:
         each = setup.micro_batch * setup.data_parallel
-        yield (
-            f"{question.samples:,} samples are not divisible by {each}; "
-            f"accelerate repeats {counted.repeated} in the last step of an epoch"
-        )
+        text = f"{question.samples:,} samples are not divisible by {each}"
+        yield f"{text}; accelerate repeats {counted.repeated} in the last step of an epoch"
     if not question.is_cpu and question.gpu_bytes is None:
         yield "no GPU was named: pass --gpu h100-80g for a verdict and a time, or --gpu-mem 80GiB"
     elif step_duration(question) is None:
@@ -406,17 +374,13 @@ def mistake(question: Question) -> str:
     if samples is not None and setup.effective_batch > samples:
         batch = f"effective batch {setup.effective_batch}"
         return f"{batch} is larger than the dataset ({samples:,} samples)"
-    if question.epochs is not None and question.epochs > MOST_EPOCHS:
-        return f"{question.epochs:g} epochs are more than the maximum of {MOST_EPOCHS:g}"
     return wrong_sizes(setup)
 
 
 def wrong_sizes(setup: Setup) -> str:
     """Return why the sizes can't divide ranks or model; "" if no reason is known."""
-    procs = setup.procs_per_node
-    world = World(nodes=setup.nodes, procs_per_node=procs, gpus_per_node=procs, device=Device.CUDA)
     try:
-        check_sizes(setup.parallel, setup.strategy, world)
+        check_sizes(setup.parallel, setup.strategy, nodes=setup.nodes, world=setup.world)
     except UsageError as error:
         return error.message
     return _undivided_heads(setup) or _undivided_tokens(setup)

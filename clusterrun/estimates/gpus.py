@@ -29,28 +29,19 @@ _PCIE_GB: Final = {
 
 @dataclass(frozen=True)
 class Gpu:
-    """One kind of card, or one device of a card that has two (MI250X).
-
-    `memory_bytes` is the total that NVML reports; of the RTX 3080 with 12 GB and of AMD's cards the
-    nominal size. CUDA offers a little less: 79.1 of 79.6 GiB on an H100. `tensor` and `fp32` are
-    peaks in TFLOPS. `bandwidth` is that of the memory in GB/s. `processors` counts the enabled
-    multiprocessors (NVIDIA) or compute units (AMD). `nvlink` is the sum of both directions in GB/s,
-    as in data sheets; 0 if cards connect over PCIe only. `fabric` is one GPU's share of the network
-    cards of the usual node, in Gb/s; 0: one 100 Gb/s card per node. AMD's compute capability is the
-    one that torch reports: gfx942 is (9, 4).
-    """
+    """One kind of card, or one device of a card that has two (MI250X)."""
 
     name: str
     architecture: str
-    compute_capability: tuple[int, int]
-    memory_bytes: int
-    tensor: float
+    compute_capability: tuple[int, int]  # of AMD's cards as torch reports it: gfx942 is (9, 4)
+    memory_bytes: int  # NVML's total; nominal for AMD's cards and the RTX 3080 with 12 GB
+    tensor: float  # peak in TFLOPS, as `fp32`
     fp32: float
-    bandwidth: float
-    processors: int
+    bandwidth: float  # of the memory, in GB/s
+    processors: int  # enabled multiprocessors (NVIDIA) or compute units (AMD)
     aliases: tuple[str, ...] = ()
-    nvlink: float = 0
-    fabric: float = 0
+    nvlink: float = 0  # GB/s of both directions together, as in data sheets; 0: PCIe only
+    fabric: float = 0  # Gb/s, its share of a usual node's network cards; 0: one 100 Gb/s card
 
     @property
     def tflops(self) -> Mapping[str, float]:
@@ -65,18 +56,15 @@ class Gpu:
 
 
 def has_bf16(capability: tuple[int, int]) -> bool:
-    """Return whether a GPU computes in bf16 natively.
-
-    torch.cuda.is_bf16_supported() is also True for emulation.
-    """
-    return capability >= (8, 0)
+    """Return whether a GPU computes in bf16 natively."""
+    return capability >= (8, 0)  # torch.cuda.is_bf16_supported() is also True for emulation
 
 
 # Peaks and NVLink are from the vendor's data sheet of the card; peaks of A40, A6000 and RTX cards
 # are from NVIDIA's white papers (GA102, Ada, Blackwell), or cores times clock. Network cards are
 # those of the node that the card is sold in: DGX-1 (4 x 100 Gb/s), DGX A100 (8 x 200), DGX H100,
 # H200 and B200 and AMD's MI300X platform (8 x 400), Alps (4 x 200 for 4 GH200), Frontier (4 x 200
-# for the 8 dies of 4 MI250X).
+# for the 8 dies of 4 MI250X). CUDA offers less memory than NVML: 79.1 of 79.6 GiB on an H100.
 
 ALL: Final = (
     Gpu("P100-16G", "Pascal", (6, 0), 16280 * MIB, 18.7, 9.3, 732, 56, ("p100", "p100-pcie-16gb")),

@@ -15,41 +15,28 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """The size and shape of a model; unknown numbers of the shape are 0.
-
-    `params` counts tied weights once. `largest_layer` is the largest single module's own
-    parameters (DeepSpeed's definition), `block` those of one transformer block, `linear_params`
-    those of all blocks without experts. `head_dim` is 0 if the heads share the hidden size.
-    `head_norm`: queries and keys have norms (as in Qwen 3). `gated`: the feed-forward network has a
-    gate (as in Llama, not GPT-2). `family` is the `model_type` of a config, "" without one.
-
-    `active_params` are the parameters that a token uses if the model has experts, else 0. In a
-    block a token uses `experts_met` experts, each `expert_ffn` wide; `ffn` is the width of
-    everything that it uses. `cross_layers` of the `layers` also attend to what an encoder read.
-    `positions` is the length in tokens of the longest sample that the model accepts; if not
-    `is_text`, that of every sample.
-    """
+    """The size and shape of a model; unknown numbers of the shape are 0."""
 
     name: str
-    params: int
-    largest_layer: int = 0
-    block: int = 0
+    params: int  # tied weights count once
+    largest_layer: int = 0  # own parameters of the largest module (DeepSpeed's definition)
+    block: int = 0  # parameters of one transformer block
     hidden: int = 0
     layers: int = 0
     heads: int = 0
     kv_heads: int = 0
-    head_dim: int = 0
-    ffn: int = 0
+    head_dim: int = 0  # 0: the heads share the hidden size
+    ffn: int = 0  # the width of all that a token uses, also of its experts
     vocab: int = 0
-    gated: bool = True
-    head_norm: bool = False
-    family: str = ""
-    active_params: int = 0
-    experts_met: int = 0
-    expert_ffn: int = 0
-    cross_layers: int = 0
-    linear_params: int = 0
-    positions: int = 0
+    gated: bool = True  # the feed-forward network has a gate, as in Llama, not GPT-2
+    head_norm: bool = False  # queries and keys have norms, as in Qwen 3
+    family: str = ""  # the `model_type` of a config; "": there is none
+    active_params: int = 0  # that a token uses if the model has experts, else 0
+    experts_met: int = 0  # that a token uses in a block
+    expert_ffn: int = 0  # the width of one
+    cross_layers: int = 0  # of `layers`, those that also attend to what an encoder read
+    linear_params: int = 0  # parameters of all blocks, without experts
+    positions: int = 0  # tokens of the longest sample; if not `is_text`, of every sample
     is_text: bool = True
 
     @property
@@ -108,27 +95,20 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """One way to train a model on a number of GPUs.
-
-    `procs_per_node` is the number of GPUs, and so of ranks, of a node. `precision` is "fp32",
-    "bf16" or "fp16"; the last two are autocast over fp32 weights (ddp, fsdp) or DeepSpeed's own. A
-    pass of a data-parallel rank has `micro_batch` sequences of `seq_len` tokens. `lora` is the rank
-    of the adapters, 0 if all weights are trained. `load_in_4bit`: frozen weights have 4 bits
-    (QLoRA).
-    """
+    """One way to train a model on a number of GPUs."""
 
     model: Model
     nodes: int = 1
-    procs_per_node: int = 1
+    procs_per_node: int = 1  # GPUs, and so ranks
     strategy: Strategy = Strategy.DDP
-    precision: str = "bf16"
-    micro_batch: int = 1
+    precision: str = "bf16"  # fp32; bf16 and fp16 are autocast over fp32 weights, or DeepSpeed's
+    micro_batch: int = 1  # sequences in a pass of a data-parallel rank
     accumulation: int = 1
-    seq_len: int = 0
+    seq_len: int = 0  # tokens of a sequence
     grad_ckpt: bool = False
     optimizer: Optimizer = Optimizer.ADAMW
-    lora: int = 0
-    load_in_4bit: bool = False
+    lora: int = 0  # the rank of the adapters; 0: all weights are trained
+    load_in_4bit: bool = False  # frozen weights have 4 bits (QLoRA)
     parallel: Parallel = field(default_factory=Parallel)
 
     @property
@@ -176,13 +156,11 @@ class Setup:
 
     @property
     def of_gpu(self) -> Setup:
-        """Return the setup with the part of model and sample that one GPU works on.
-
-        Context parallel and Ulysses (arXiv 2309.14509) divide the tokens of a sample.
-        """
+        """Return the setup with the part of model and sample that one GPU works on."""
         sizes = self.parallel
         if sizes.model == 1:
             return self
+        # Context parallel and Ulysses (arXiv 2309.14509) divide the tokens of a sample.
         tokens = -(-self.seq_len // (sizes.context * sizes.sequence))
         return replace(self, model=self.model.divided(sizes.tensor), seq_len=tokens)
 

@@ -337,19 +337,14 @@ Bytes = tuple[float, float, float]
 
 
 class Saved(NamedTuple):
-    """Bytes that a block saves for each element: by arithmetic, in fp32, autocast and 16 bits.
+    """Bytes that a block saves for each element: by arithmetic, in fp32, autocast and 16 bits."""
 
-    The elements are those of the hidden states (`fixed`), of all heads together (`query`), of all
-    heads of keys together (`kv`), of the feed-forward network, of all experts that a token uses
-    (`routed`), and of the attention scores if attention is not fused (`score`).
-    """
-
-    fixed: Bytes = (0, 0, 0)
-    query: Bytes = (0, 0, 0)
-    kv: Bytes = (0, 0, 0)
-    ffn: Bytes = (0, 0, 0)
-    routed: Bytes = (0, 0, 0)
-    score: Bytes = (0, 0, 0)
+    fixed: Bytes = (0, 0, 0)  # for an element of the hidden states
+    query: Bytes = (0, 0, 0)  # of all heads together
+    kv: Bytes = (0, 0, 0)  # of all heads of keys together
+    ffn: Bytes = (0, 0, 0)  # of the feed-forward network
+    routed: Bytes = (0, 0, 0)  # of all experts that a token uses
+    score: Bytes = (0, 0, 0)  # of the attention scores, if attention is not fused
 
 
 # The blocks of Llama, and of GPT-2, whose GELU is not fused. Those of GPT-NeoX and BERT save less

@@ -23,28 +23,23 @@ from clusterrun.estimates.inputs import Fit, Setup
 from clusterrun.estimates.speed import step_cost
 
 MAX_MICRO_BATCH: Final = 1024
-AS_FAST: Final = 1.05  # `cost` is not more precise than that
+AS_FAST: Final = 1.05  # `step_cost` is not more precise than that
 WHAT_IF: Final = ("micro-batch", "strategy", "nodes", "seq-len", "gpu")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """One way to train, what it needs, and the seconds of its step as `cost` estimates them.
-
-    A strategy that offloads is TIGHT at best if the memory of the host is unknown.
-    """
+    """One way to train, what it needs, and the seconds of its step as `step_cost` estimates it."""
 
     setup: Setup
     step_s: float
     gpu_bytes: int
     host_bytes: int
-    verdict: Fit
+    verdict: Fit  # TIGHT at best if it offloads and the memory of the host is unknown
 
 
-def recommend(
-    question: Question, effective: int, *, strategy: Strategy | None = None
-) -> list[Choice]:
-    """Return the choices that fit at an effective batch, of all strategies or one, fastest first.
+def recommend(question: Question, *, strategy: Strategy | None = None) -> list[Choice]:
+    """Return the choices that fit at the effective batch, of all strategies or one, fastest first.
 
     Choices that fit tightly come last. Raises UsageError if the batch can't be divided or the
     memory or speed of the GPUs is unknown.
@@ -57,8 +52,7 @@ def recommend(
         text = "a recommendation needs the activations, and their sizes are unknown"
         hint = "pass --seq-len and a model with its shape, such as --model qwen3-30b-a3b"
         raise UsageError(text, hint=hint)
-    setups = _setups(question, effective)
-    tried = [_judged(question, x) for x in setups if strategy in (None, x.strategy)]
+    tried = [_judged(question, x) for x in _setups(question) if strategy in (None, x.strategy)]
     return [*_fastest_first(tried, Fit.FITS), *_fastest_first(tried, Fit.TIGHT)]
 
 
@@ -81,15 +75,15 @@ def best_per_strategy(choices: list[Choice]) -> list[Choice]:
     return [choice for choice in choices if choice is first[choice.setup.strategy]]
 
 
-def smallest(question: Question, effective: int) -> Choice:
+def smallest(question: Question) -> Choice:
     """Return the choice that needs the least GPU memory, even if that is too much."""
-    tried = (_judged(question, setup) for setup in _setups(question, effective))
+    tried = (_judged(question, setup) for setup in _setups(question))
     return min(tried, key=lambda choice: choice.gpu_bytes)
 
 
-def _setups(question: Question, effective: int) -> Iterator[Setup]:
+def _setups(question: Question) -> Iterator[Setup]:
     """Yield every way to reach the effective batch. Raises UsageError if there is none."""
-    asked, wanted = question.setup, question.wanted_ckpt
+    asked, wanted, effective = question.setup, question.wanted_ckpt, question.effective_batch
     ranks, strategies = asked.data_parallel, _strategies(asked)
     if not strategies:
         raise UsageError("no strategy supports these parallel sizes", hint="change the sizes")
@@ -138,10 +132,7 @@ def _judged(question: Question, setup: Setup) -> Choice:
 
 
 def neighbours(question: Question, what: str) -> list[Question]:
-    """Return questions about the neighbours of a setup in a dimension of WHAT_IF, without traces.
-
-    For "gpu" these are all other cards, the fastest first; on CPUs it raises UsageError.
-    """
+    """Return questions about a setup's neighbours in a dimension of WHAT_IF. Raises UsageError."""
     if what == "gpu":
         return _on_other_gpus(question)
     setup, field = question.setup, what.replace("-", "_")
@@ -153,7 +144,7 @@ def neighbours(question: Question, what: str) -> list[Question]:
 
 
 def _on_other_gpus(question: Question) -> list[Question]:
-    """Ask about all other cards, in fp16 if one lacks the precision."""
+    """Ask about all other cards, the fastest first; in fp16 if one lacks the precision."""
     _refuse_cpu(question)
     setup, asked = question.setup, []
     for gpu in gpus.ALL:
@@ -181,7 +172,7 @@ def alternatives(question: Question) -> list[Choice]:
     setup = question.setup
     if setup.world == 1 and setup.strategy is Strategy.DDP:
         setup = replace(setup, strategy=Strategy.NONE)
-    asked = replace(question, setup=setup, wanted_ckpt=None)
+    asked = replace(question, setup=setup, wanted_ckpt=None, wanted_batch=None)
     chosen: list[Choice] = []
     for choice in sorted(_fitting(asked), key=lambda each: _changes(each, asked.setup)):
         what = changed(choice.setup, asked.setup)
@@ -199,8 +190,7 @@ def changed(setup: Setup, asked: Setup) -> frozenset[str]:
 
 
 def _fitting(question: Question) -> list[Choice]:
-    found = recommend(question, question.setup.effective_batch)
-    return [choice for choice in found if choice.setup != question.setup]
+    return [choice for choice in recommend(question) if choice.setup != question.setup]
 
 
 def _changes(choice: Choice, asked: Setup) -> tuple[bool, int]:

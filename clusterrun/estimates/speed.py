@@ -45,15 +45,12 @@ class Duration:
 
 @dataclass(frozen=True, kw_only=True)
 class Speedup:
-    """The speed-up over one GPU.
-
-    A measured one has `measured_at` (ISO 8601), and is relative to `base` ranks.
-    """
+    """The speed-up over one GPU, or the measured one over `base` ranks."""
 
     low: float
     high: float
     base: int = 1
-    measured_at: str = ""
+    measured_at: str = ""  # in ISO 8601; "": not measured
 
 
 def flops_per_token(model: Model, seq_len: int, *, lora: int = 0) -> float:
@@ -75,11 +72,8 @@ def pass_seconds(setup: Setup, gpu: Gpu, mfu: float) -> float:
 
     Three costs do not shrink with the batch. The last wave of tiles of each matrix product is half
     full on average. A block's kernels are launched one by one, however small they are. If a step
-    has several passes, their gradients are added up in the GPU's memory. Raises UsageError for an
-    impossible MFU.
+    has several passes, their gradients are added up in the GPU's memory.
     """
-    if not 0 < mfu <= 1:
-        raise UsageError(f"an MFU of {mfu:g} is impossible", hint="pass a share, such as --mfu 0.4")
     work_s = _work_seconds(setup, gpu, mfu)
     # Of a matrix product that is as wide as the hidden size.
     tokens = setup.micro_batch * setup.seq_len
@@ -154,15 +148,11 @@ EFA_BEFORE_HOPPER: Final = 50e9  # of a GPU: AWS p4d.24xlarge, 400 Gb/s for 8
 
 @dataclass(frozen=True, kw_only=True)
 class Links:
-    """The real speeds in one direction, in bytes a second.
+    """The real speeds in one direction, in bytes a second."""
 
-    `within_node` is that of a GPU to the others of its node, `between_nodes` that of a node to
-    other nodes, `to_host` that of a GPU to the host's memory.
-    """
-
-    within_node: float
-    between_nodes: float
-    to_host: float
+    within_node: float  # of a GPU, to the others of its node
+    between_nodes: float  # of a node, to other nodes
+    to_host: float  # of a GPU, to the host's memory
 
 
 FP32: Final = 4
@@ -188,7 +178,7 @@ class Cost:
 
 
 def step_cost(setup: Setup, gpu: Gpu, links: Links, *, mfu: float = MFU) -> Cost:
-    """Estimate an optimizer step. Raises UsageError for an impossible MFU."""
+    """Estimate an optimizer step. Raises UsageError if the GPU lacks the precision."""
     return Cost(
         compute_s=setup.accumulation * pass_seconds(setup, gpu, mfu),
         network_s=_network_seconds(setup.of_gpu, links),
@@ -270,30 +260,23 @@ class Point:
 
 
 class Gain(NamedTuple):
-    """The gain of a world over the smallest one.
-
-    `communication` is the share of time lost to it and to waiting for the slowest rank.
-    """
+    """The gain of a world over the smallest one."""
 
     speedup: float
     efficiency: float
-    communication: float
+    communication: float  # share of time lost to it and to waiting for the slowest rank
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scaling:
-    """Measured worlds of one script that differ in nodes only, the smallest first.
-
-    `is_fixed_batch`: a step has the same number of samples in every world; otherwise each rank
-    keeps its batch. `measured_at` is local time in ISO 8601.
-    """
+    """Measured worlds of one script that differ in nodes only, the smallest first."""
 
     script: str
     strategy: str
     is_cpu: bool
     procs_per_node: int
-    is_fixed_batch: bool
-    measured_at: str
+    is_fixed_batch: bool  # of all ranks together; otherwise each rank keeps its batch
+    measured_at: str  # local time in ISO 8601
     points: tuple[Point, ...]
 
     def gain(self, point: Point) -> Gain:

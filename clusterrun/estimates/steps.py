@@ -40,9 +40,7 @@ class Rates:
     notes: tuple[str, ...]
 
 
-def scaled(
-    lr: float, base_batch: int, batch: int, *, optimizer: Optimizer = Optimizer.ADAMW
-) -> Rates:
+def scaled(lr: float, base_batch: int, batch: int, optimizer: Optimizer = Optimizer.ADAMW) -> Rates:
     """Scale a learning rate from the effective batch `base_batch` to `batch`.
 
     >>> rates = scaled(1.25e-6, 4, 16)
@@ -65,10 +63,8 @@ def _notes(ratio: float, largest: int, optimizer: Optimizer) -> list[str]:
     if ratio > WARMUP_ABOVE:
         notes.append(f"x{ratio:g}: warm the rate up over the first steps ({LINEAR_SOURCE})")
     if largest < SMALL_BATCH:
-        notes.append(
-            f"batches under {SMALL_BATCH} may need no scaling: try the old rate first;"
-            f" the linear rule starts at {SMALL_BATCH} ({LINEAR_SOURCE})"
-        )
+        text = f"batches under {SMALL_BATCH} may need no scaling: try the old rate first"
+        notes.append(f"{text}; the linear rule starts at {SMALL_BATCH} ({LINEAR_SOURCE})")
     if optimizer in (Optimizer.ADAMW, Optimizer.ADAM8BIT):
         notes.append(f"for the Adam family, theory suggests the square root ({SQRT_SOURCE})")
     return notes
@@ -87,15 +83,13 @@ class Loader:
     why: str
 
 
-def advice(cpus_per_rank: int, host_bytes: int, *, is_cpu: bool = False) -> Loader:
-    """Choose workers and pinning; `host_bytes` is a node's allocated memory, 0 if unknown.
-
-    `is_cpu`: the training has no GPU.
+def advice(cpus_per_rank: int | None, host_bytes: int | None, *, is_cpu: bool = False) -> Loader:
+    """Choose workers and pinning; `host_bytes` is a node's allocated memory. None: unknown.
 
     >>> advice(2, 64 * GIB)
     Loader(num_workers=2, pin_memory=True, why='one worker per CPU, at most 4: a rank has 2 CPUs')
     """
-    if 0 < host_bytes < LOW_HOST_BYTES:
+    if host_bytes and host_bytes < LOW_HOST_BYTES:
         lack = f"the host has {host_bytes / GIB:.1f} GiB, less than {LOW_HOST_BYTES // GIB}"
         why = f"{lack}: workers copy what they load, and pinned memory can't be swapped"
         return Loader(num_workers=0, pin_memory=False, why=why)

@@ -16,18 +16,14 @@ PRECISION = "<bf16 or fp16>"
 
 
 class NodeLaunch(NamedTuple):
-    """What a node alone knows of a launch.
-
-    `precision` is decided for all nodes (`no`, `fp16`, `bf16`); with `file` or an empty string
-    the configuration file decides. `deepspeed_file` is empty if the run has none.
-    """
+    """What a node alone knows of a launch."""
 
     config_file: str
-    deepspeed_file: str
+    deepspeed_file: str  # "": the run has none
     machine_rank: int
     address: str
     port: int | str
-    precision: str
+    precision: str  # `no`, `fp16`, `bf16` for all nodes; `file` or "": `config_file` decides
 
 
 def launch_argv(plan: Plan, where: NodeLaunch, *, python: str) -> tuple[str, ...]:

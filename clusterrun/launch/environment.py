@@ -33,28 +33,10 @@ _OLD_NAMES = {
 }
 
 _PRESETS: dict[Network, Variable] = {
-    Network.ETHERNET: (
-        *("NCCL_NET", "Socket"),
-        "network.preset ethernet: plain sockets, even if a node has an idle InfiniBand card",
-    ),
-    Network.INFINIBAND: (
-        *("NCCL_NET", "IB"),
-        "network.preset infiniband: fail if a node has none, rather than fall back to TCP",
-    ),
-    Network.EFA: (
-        *("FI_EFA_USE_HUGE_PAGE", "0"),
-        "network.preset efa: data loaders fork, and a fork cannot copy EFA's huge pages",
-    ),
+    Network.ETHERNET: ("NCCL_NET", "Socket", "plain sockets, even beside an idle InfiniBand card"),
+    Network.INFINIBAND: ("NCCL_NET", "IB", "fail if a node has none, rather than fall back to TCP"),
+    Network.EFA: ("FI_EFA_USE_HUGE_PAGE", "0", "a data loader's fork cannot copy EFA's huge pages"),
 }
-# ACCELERATE_USE_CPU would silently make ZeRO DDP.
-_ZERO_ON_CPU: tuple[Variable, ...] = (
-    ("ACCELERATE_TORCH_DEVICE", "cpu", "accelerate's device for ZeRO"),
-    ("DS_ACCELERATOR", "cpu", "DeepSpeed's device"),
-)
-_PLAIN_ON_CPU: Variable = (
-    *("ACCELERATE_USE_CPU", "true"),
-    "otherwise accelerate starts one world for each process",
-)
 
 
 def decide_environment(
@@ -102,10 +84,16 @@ def _ours(
             yield name, "2000", recorder
         yield "TORCH_NCCL_DUMP_ON_TIMEOUT", "1", recorder
         if spec.network in _PRESETS:
-            yield _PRESETS[spec.network]
+            name, value, why = _PRESETS[spec.network]
+            yield name, value, f"network.preset {spec.network.value}: {why}"
     if world.device is Device.CPU:
         yield "CUDA_VISIBLE_DEVICES", "", "on the CPU, even if a node has GPUs"
-        yield from _ZERO_ON_CPU if strategy.is_deepspeed else (_PLAIN_ON_CPU,)
+        if strategy.is_deepspeed:  # ACCELERATE_USE_CPU would silently make ZeRO DDP
+            yield "ACCELERATE_TORCH_DEVICE", "cpu", "accelerate's device for ZeRO"
+            yield "DS_ACCELERATOR", "cpu", "DeepSpeed's device"
+        else:
+            why = "otherwise accelerate starts one world for each process"
+            yield "ACCELERATE_USE_CPU", "true", why
     if strategy.is_deepspeed and spec.timeout_s:
         minutes = math.ceil(spec.timeout_s / 60)  # DeepSpeed reads whole minutes
         yield "DEEPSPEED_TIMEOUT", str(minutes), "--timeout, in minutes"

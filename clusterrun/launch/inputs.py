@@ -146,10 +146,8 @@ def interpreter_problem(spec: JobSpec, facts: Facts, strategy: Strategy) -> Usag
     if not found.is_known or not missing:
         return None
     needed_by = f"strategy {strategy.value}" if missing == ["deepspeed"] else ""
-    return UsageError(
-        missing_text(found.path, missing, needed_by),
-        hint=f"run {found.path} -m pip install '.[train]' in a clone of clusterrun, {_OTHER}",
-    )
+    hint = f"run {found.path} -m pip install '.[train]' in a clone of clusterrun, {_OTHER}"
+    return UsageError(missing_text(found.path, missing, needed_by), hint=hint)
 
 
 def is_certain(spec: JobSpec, facts: Facts) -> bool:

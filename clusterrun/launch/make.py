@@ -256,22 +256,17 @@ def _notes(spec: JobSpec, own: OwnFiles, facts: Facts, world: World, cpus: int) 
     without = (name for name, value in of_gpus.items() if value and is_slurm)
     notes += [f"{name} has no effect without GPUs" for name in without if not world.gpus_per_node]
     if is_slurm and world.gpus_per_node and not cpus and not spec.exclusive:
-        notes.append(
-            "no CPUs requested: without a site default, Slurm gives one per node (--cpus-per-task)"
-        )
+        default = "without a site default, Slurm gives one per node (--cpus-per-task)"
+        notes.append(f"no CPUs requested: {default}")
     if not spec.python and python_of(spec.setup) and not facts.interpreter.is_known:
-        notes.append(
-            f"the nodes run {facts.python} from the environment that setup activates; clusterrun "
-            "must be installed in this environment (--python names another)"
-        )
+        activated = f"the nodes run {facts.python} from the environment that setup activates"
+        needs = "clusterrun must be installed in this environment (--python names another)"
+        notes.append(f"{activated}; {needs}")
     return (*notes, *input_notes(spec, facts))
 
 
 def _check_hosts(spec: JobSpec, facts: Facts) -> tuple[str, ...]:
-    """Refuse hosts that can't be used as requested; return notes on settings without effect.
-
-    Raises UsageError.
-    """
+    """Refuse unusable hosts; return notes on settings without effect. Raises UsageError."""
     if not facts.cluster.scheduler.has_hosts:
         place = facts.cluster.scheduler.title
         given = "--hosts" if spec.hosts else "--hostfile" if spec.hostfile else ""

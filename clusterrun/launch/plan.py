@@ -29,17 +29,13 @@ LOOPBACK = "127.0.0.1"
 
 
 class Precision(str, Enum):
-    """The mixed precision of the run.
-
-    HEAD: the head node chooses bf16 or fp16 for all. FILE: the user's accelerate
-    configuration decides, and the launcher gets no option.
-    """
+    """The mixed precision of the run."""
 
     NO = "no"
     FP16 = "fp16"
     BF16 = "bf16"
-    HEAD = "head"
-    FILE = "file"
+    HEAD = "head"  # the head node chooses bf16 or fp16 for all
+    FILE = "file"  # the user's accelerate configuration decides; the launcher gets no option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,23 +116,7 @@ class Parallel:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """All decisions about a job; none is "auto".
-
-    `entry` is the user's script with its arguments, or `-m MODULE` with its arguments.
-    `env` is exported on every node in this order; `pass_env` lists variables whose values
-    come from the submitting environment and are never written. The template `accelerate_config`
-    is rendered with the values in `accelerate`; both are empty if `accelerate_text` is the
-    user's own configuration. `deepspeed` is the text of ds_config.json (empty: none). Times are
-    in seconds unless the name ends in minutes; 0 means the library's default, for logs no cap.
-    `max_restarts` None means no limit while each attempt saves something new. `warning_s` is how
-    long before the time limit the ranks are asked to save and exit. `host_bytes` is the estimated
-    memory of a node, 0 if the configuration names no model. With `is_smoke`, the ranks check the
-    nodes, and start without those that did not join in time. `hosts` are the machines of a job over
-    ssh or in an allocation, as given (`user@host:port`), spares last; `starter` is how an
-    allocation starts processes on them. A lost host may return within `wait_for_hosts_s`. Hosts
-    that do not share the run's directory keep their part in `hosts_dir`. `stage` AUTO: the batch
-    host looks whether the environment is on a shared file system. `stage_dir` "" is its TMPDIR.
-    """
+    """All decisions about a job; none is "auto". Times are in seconds except `time_minutes`."""
 
     name: str
     cluster: Cluster
@@ -147,7 +127,7 @@ class Plan:
     gpu_ids: tuple[str, ...]
     strategy: Strategy
     precision: Precision
-    entry: tuple[str, ...]
+    entry: tuple[str, ...]  # the script, or `-m MODULE`, with its arguments
     workdir: str
     runs_dir: str
     python: str
@@ -155,41 +135,41 @@ class Plan:
     directives: tuple[Directive, ...]
     sbatch_args: tuple[str, ...]
     srun_args: tuple[str, ...]
-    env: tuple[EnvVar, ...]
-    pass_env: tuple[str, ...]
+    env: tuple[EnvVar, ...]  # exported on every node, in this order
+    pass_env: tuple[str, ...]  # names; the values of the submitting environment are never written
     network: Network
     network_interface: str
-    accelerate_config: str
-    accelerate: Mapping[str, Any]
-    deepspeed: str
-    threads_per_process: int
-    timeout_s: int
+    accelerate_config: str  # a template; "" if `accelerate_text` is the whole configuration
+    accelerate: Mapping[str, Any]  # the values that the template is rendered with
+    deepspeed: str  # the text of ds_config.json; "": none
+    threads_per_process: int  # 0: each node decides
+    timeout_s: int  # 0: the library's default
     rendezvous_timeout_s: int
-    main_process_port: int
-    time_minutes: int
+    main_process_port: int  # 0: one of `port_range`, by the job
+    time_minutes: int  # 0: no time limit is known
     world_contract: bool
     spare_nodes: int
-    max_restarts: int | None
+    max_restarts: int | None  # None: no limit while each attempt saves something new
     on_interrupt: OnInterrupt
-    warning_s: int
-    hang_timeout_s: int
+    warning_s: int  # before the time limit: when the ranks are asked to save and exit
+    hang_timeout_s: int  # 0: hangs are not looked for
     trainer_resume: bool = True
     preflight: Preflight = Preflight.WARN
     launcher: Launcher = Launcher.ACCELERATE
     log_spool_bytes: int
-    log_lines_per_s: int
-    accelerate_text: str = ""
+    log_lines_per_s: int  # 0: no cap
+    accelerate_text: str = ""  # the user's own configuration
     parallel: Parallel = field(default_factory=Parallel)
     port_range: tuple[int, int] = (20000, 29999)
-    host_bytes: int = 0
+    host_bytes: int = 0  # the estimated memory of a node; 0: the configuration names no model
     notes: tuple[str, ...] = ()
-    is_smoke: bool = False
-    hosts: tuple[str, ...] = ()
-    wait_for_hosts_s: int = 600
-    hosts_dir: str = ""
-    starter: str = ""
-    stage: Stage = Stage.OFF
-    stage_dir: str = ""
+    is_smoke: bool = False  # ranks check nodes; they start without those that join too late
+    hosts: tuple[str, ...] = ()  # of a job over ssh or in an allocation, as given; spares last
+    wait_for_hosts_s: int = 600  # in which a lost host may return
+    hosts_dir: str = ""  # on hosts that do not share the run's directory, for their part of it
+    starter: str = ""  # how an allocation starts processes on its hosts
+    stage: Stage = Stage.OFF  # AUTO: the batch host looks whether the environment is shared
+    stage_dir: str = ""  # "": the TMPDIR of the batch host
 
     @property
     def world_size(self) -> int:

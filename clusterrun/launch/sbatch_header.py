@@ -25,32 +25,50 @@ def directives(spec: JobSpec, *, name: str, world: World, cpus: int) -> tuple[Di
 
     Raises UsageError for requests that contradict each other.
     """
-    return (
-        Directive(name="job-name", value=name),
-        Directive(name="nodes", value=str(world.nodes + spec.spare_nodes)),
-        Directive(name="ntasks-per-node", value="1"),
-        *_gpus(spec),
-        *([Directive(name="cpus-per-task", value=str(cpus))] if cpus else []),
-        *_plain(spec),
+    asked: dict[str, str | int | None] = {
+        "job-name": name,
+        "nodes": world.nodes + spec.spare_nodes,
+        "ntasks-per-node": 1,
+        **_gpus(spec),
+        "cpus-per-task": cpus,
+        "mem": spec.mem,
+        "mem-per-gpu": spec.mem_per_gpu if spec.gpus_per_node else None,
+        "mem-per-cpu": spec.mem_per_cpu,
+        "time": spec.time_minutes,
+        "time-min": spec.time_min_minutes,
+        **{name: getattr(spec, name.replace("-", "_")) for name in _AS_NAMED},
+        "signal": signal_request(spec),
+        "exclusive": spec.exclusive,
+        "hold": spec.hold,
+        # Without it Slurm ends and requeues the whole job when it loses the first node; with it,
+        # it does not, even if the batch script ran on that node.
+        "no-kill": spec.spare_nodes > 0,
+        # Explicit either way: sites differ in JobRequeue.
+        "requeue": spec.requeue,
+        "no-requeue": not spec.requeue,
         # A requeued job appends to the output of its first start.
-        Directive(name="open-mode", value="append"),
+        "open-mode": "append",
         # sbatch reads #PBS and #BSUB lines anywhere in a script, also in the files it carries.
-        Directive(name="ignore-pbs"),
+        "ignore-pbs": True,
+    }
+    return tuple(
+        Directive(name=name, value=None if value is True else str(value))
+        for name, value in asked.items()
+        if value
     )
 
 
-def _gpus(spec: JobSpec) -> list[Directive]:
+def _gpus(spec: JobSpec) -> dict[str, str]:
     gpus = spec.gpus_per_node or 0
     if not gpus or spec.gpu_request is GpuRequest.NONE:
         if spec.gpu_type:
             text = "slurm.gpu_type names a GPU type, but no GPUs are requested"
             hint = "pass --gpus-per-node, and not --set slurm.gpu_request=none"
             raise UsageError(text, hint=hint)
-        return []
+        return {}
     count = f"{spec.gpu_type}:{gpus}" if spec.gpu_type else str(gpus)
-    if spec.gpu_request is GpuRequest.GRES:
-        return [Directive(name="gres", value=f"gpu:{count}")]
-    return [Directive(name="gpus-per-node", value=count)]
+    is_gres = spec.gpu_request is GpuRequest.GRES
+    return {"gres": f"gpu:{count}"} if is_gres else {"gpus-per-node": count}
 
 
 def cpus_per_task(spec: JobSpec, world: World) -> int:
@@ -69,31 +87,6 @@ def cpus_per_task(spec: JobSpec, world: World) -> int:
     if spec.gpus_per_node or spec.exclusive or any(map(sets_cpus, spec.sbatch_args)):
         return 0  # sites assign CPUs with a GPU or a whole node; a number here would lower that
     return world.procs_per_node
-
-
-def _plain(spec: JobSpec) -> list[Directive]:
-    asked: dict[str, str | int | None] = {
-        "mem": spec.mem,
-        "mem-per-gpu": spec.mem_per_gpu if spec.gpus_per_node else None,
-        "mem-per-cpu": spec.mem_per_cpu,
-        "time": spec.time_minutes,
-        "time-min": spec.time_min_minutes,
-        **{name: getattr(spec, name.replace("-", "_")) for name in _AS_NAMED},
-        "signal": signal_request(spec),
-        "exclusive": spec.exclusive,
-        "hold": spec.hold,
-        # Without it Slurm ends and requeues the whole job when it loses the first node; with it,
-        # it does not, even if the batch script ran on that node.
-        "no-kill": spec.spare_nodes > 0,
-        # Explicit either way: sites differ in JobRequeue.
-        "requeue": spec.requeue,
-        "no-requeue": not spec.requeue,
-    }
-    return [
-        Directive(name=name, value=None if value is True else str(value))
-        for name, value in asked.items()
-        if value
-    ]
 
 
 KEEP_OTHERS, END_OTHERS = "--no-kill", "--kill-on-bad-exit=1"  # if a task of a step fails

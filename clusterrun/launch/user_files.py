@@ -32,21 +32,16 @@ _ENGINES = {"NO": "none", "MULTI_GPU": "ddp", "FSDP": "fsdp", "DEEPSPEED": "deep
 
 
 class OwnFiles(NamedTuple):
-    """The user's files: their texts with Unix line endings, and the settings in them.
-
-    `accelerate` is the YAML's mapping; `deepspeed_name` is the JSON's name as given. `stated` is
-    the YAML's precision, None if it has none or an unknown one; `allowed` are the precisions that
-    the JSON permits.
-    """
+    """The user's files: their texts, and the settings in them."""
 
     accelerate_text: str = ""
     deepspeed_text: str = ""
-    deepspeed_name: str = ""
+    deepspeed_name: str = ""  # as given
     strategy: Strategy | None = None
     use_cpu: bool = False
-    stated: Precision | None = None
-    allowed: frozenset[Precision] = ANY_PRECISION
-    accelerate: Mapping[str, Any] = MappingProxyType({})
+    stated: Precision | None = None  # by the YAML; None: none, or an unknown one
+    allowed: frozenset[Precision] = ANY_PRECISION  # by the JSON
+    accelerate: Mapping[str, Any] = MappingProxyType({})  # the settings of the YAML
     notes: tuple[str, ...] = ()
 
 
@@ -75,8 +70,8 @@ def read_own_files(spec: JobSpec, facts: Facts) -> OwnFiles:
         hint = "drop --strategy: your own file decides"
         raise UsageError(f"--strategy {asked.value}, but {means}", hint=hint)
     return OwnFiles(
-        accelerate_text=_unix_text(facts.accelerate_config_text) if config else "",
-        deepspeed_text=_unix_text(text) if zero else "",
+        accelerate_text=facts.accelerate_config_text if config else "",
+        deepspeed_text=text if zero else "",
         deepspeed_name=name,
         notes=_notes_on_script(spec, facts, name, strategy),
         strategy=strategy,
@@ -118,12 +113,6 @@ def _notes_on_script(
         need = "it is not plain JSON with a zero_optimization section, or is not on this machine"
         return (f"{own}, from the script's arguments, does not set the strategy: {need}",)
     return (f"{name}, from the script's arguments, sets the strategy to {strategy.value}",)
-
-
-def _unix_text(text: str) -> str:
-    # sbatch refuses a script with DOS line endings, and the batch script carries this text.
-    unix = text.replace("\r\n", "\n").replace("\r", "\n")
-    return unix if unix.endswith("\n") else f"{unix}\n"
 
 
 def yaml_error(spec: JobSpec, text: str, hint: str | tuple[str, ...] = ()) -> ConfigError:

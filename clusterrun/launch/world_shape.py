@@ -88,9 +88,8 @@ def _on_hosts(spec: JobSpec, facts: Facts, *, cpu_by_file: bool) -> World:
         raise UsageError(text, hint="pass --gpus-per-node COUNT, or --device cpu")
     nodes = spec.nodes or len(facts.hosts.hosts) - spec.spare_nodes
     procs = spec.nproc_per_node or gpus or 1
-    if is_cpu:
-        return World(nodes=nodes, procs_per_node=procs, gpus_per_node=0, device=Device.CPU)
-    return World(nodes=nodes, procs_per_node=procs, gpus_per_node=gpus, device=Device.CUDA)
+    gpus, device = (0, Device.CPU) if is_cpu else (gpus, Device.CUDA)
+    return World(nodes=nodes, procs_per_node=procs, gpus_per_node=gpus, device=device)
 
 
 def check_gpu_options(spec: JobSpec) -> None:
@@ -173,49 +172,49 @@ def decide_sizes(spec: JobSpec, own: OwnFiles, strategy: Strategy, world: World)
     if own.accelerate_text:
         return _sizes_of_yaml(spec, own)
     asked = Parallel.of(spec)
-    check_sizes(asked, strategy, world)
+    check_sizes(asked, strategy, nodes=world.nodes, world=world.size)
     return asked.decided(strategy, nodes=world.nodes, world=world.size)
 
 
-def check_sizes(asked: Parallel, strategy: Strategy, world: World) -> None:
+def check_sizes(asked: Parallel, strategy: Strategy, *, nodes: int, world: int) -> None:
     """Refuse sizes that this strategy or this number of ranks can't have. Raises UsageError."""
     for name, field in SIZE_FIELDS.items():
         size = getattr(asked, name)
         if size > 1 and not _supports(strategy, name, size, world):
             text = f"launch.{field} {size} does not work with --strategy {strategy.value}"
             raise UsageError(text, hint=_INSTEAD[name])
-    if world.size % asked.model:
-        near = max(n for n in range(1, min(asked.model, world.size + 1)) if world.size % n == 0)
+    if world % asked.model:
+        near = max(n for n in range(1, min(asked.model, world + 1)) if world % n == 0)
         named = _named(asked, "context", "sequence", "tensor")
         hint = f"choose sizes with product {near}, or run on a multiple of {asked.model} ranks"
-        raise UsageError(f"{named} does not divide {count(world.size, 'rank')}", hint=hint)
-    sizes = asked.decided(strategy, nodes=world.nodes, world=world.size)
-    _check_product(asked, sizes, world)
+        raise UsageError(f"{named} does not divide {count(world, 'rank')}", hint=hint)
+    sizes = asked.decided(strategy, nodes=nodes, world=world)
+    _check_product(asked, sizes, nodes=nodes, world=world)
     if strategy.is_fsdp:
         _check_shards(sizes, strategy, world)
 
 
-def _supports(strategy: Strategy, name: str, size: int, world: World) -> bool:
+def _supports(strategy: Strategy, name: str, size: int, world: int) -> bool:
     if name == "sequence":  # accelerate's authors have tried Ulysses with stages 2 and 3
         return strategy.is_deepspeed and strategy.stage > 1
-    is_plain_tensor = strategy is Strategy.DDP and name == "tensor" and size == world.size
+    is_plain_tensor = strategy is Strategy.DDP and name == "tensor" and size == world
     return strategy.is_fsdp or is_plain_tensor
 
 
-def _check_product(asked: Parallel, sizes: Parallel, world: World) -> None:
+def _check_product(asked: Parallel, sizes: Parallel, *, nodes: int, world: int) -> None:
     """Refuse sizes whose product is not the number of ranks. Raises UsageError."""
-    if sizes.replicate * sizes.shard * sizes.model == world.size:
+    if sizes.replicate * sizes.shard * sizes.model == world:
         return
-    data = asked.data(world.size)
-    named = _named(asked, "replicate", "shard") or f"a copy on each of {world.nodes} nodes"
-    each = f" ({world.size} / {asked.model})" if asked.model > 1 else ""
+    data = asked.data(world)
+    named = _named(asked, "replicate", "shard") or f"a copy on each of {nodes} nodes"
+    each = f" ({world} / {asked.model})" if asked.model > 1 else ""
     text = f"{named} does not divide {count(data, 'data-parallel rank')}{each}"
     raise UsageError(text, hint="set only launch.data_parallel_shard, to a divisor of that number")
 
 
-def _check_shards(sizes: Parallel, strategy: Strategy, world: World) -> None:
+def _check_shards(sizes: Parallel, strategy: Strategy, world: int) -> None:
     """Refuse what accelerate refuses on the nodes: FSDP without ranks to shard over."""
-    if world.size == 1 or sizes.shard > 1 or (sizes.context > 1 and sizes.replicate == 1):
+    if world == 1 or sizes.shard > 1 or (sizes.context > 1 and sizes.replicate == 1):
         return
     is_hybrid = strategy.is_hybrid and sizes.model == 1
     what = "shards within a node, and each node has one rank"

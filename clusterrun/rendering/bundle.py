@@ -203,11 +203,7 @@ def _environment(directories: tuple[Path, ...]) -> Environment:
 
 
 def _render(environment: Environment, name: str, values: Mapping[str, Any]) -> str:
-    """Render one template.
-
-    Raises ConfigError with its name if it is missing, broken, or prints a value that
-    passed through no quoting filter.
-    """
+    """Render one template. Raises ConfigError with its name if it can't be rendered."""
     import jinja2
 
     try:

@@ -80,7 +80,7 @@ def test_slurm_is_chosen_where_sbatch_is_found(
 
 
 def test_facts_are_absolute_and_hold_the_users_files(tmp_path: Path) -> None:
-    (tmp_path / "own.yaml").write_bytes(b"\xef\xbb\xbfdistributed_type: NO\r\n")
+    (tmp_path / "own.yaml").write_bytes(b"\xef\xbb\xbf# mine\rdistributed_type: NO\r\n")
     spec = JobSpec(
         script="train.py",
         cluster=Cluster.LOCAL,
@@ -92,7 +92,8 @@ def test_facts_are_absolute_and_hold_the_users_files(tmp_path: Path) -> None:
     assert found.workdir == str(tmp_path)
     assert found.runs_dir == str(tmp_path.parent / "runs")
     assert found.python == str(tmp_path / "venv/bin/python")
-    assert found.accelerate_config_text.split() == ["distributed_type:", "NO"]
+    # sbatch refuses the line ends of DOS
+    assert found.accelerate_config_text == "# mine\ndistributed_type: NO\n"
     assert found.deepspeed_config_text == ""
     bare = dataclasses.replace(spec, cluster=Cluster.SLURM, python="python3")
     assert gather_facts(bare, cwd=tmp_path, environ={}).python == "python3"  # of the nodes' PATH

@@ -43,15 +43,20 @@ def question_of(case: dict[str, Any]) -> Question:
         lora=case.get("lora", 0),
         precision=gpus.precision_of(gpu),
     )
-    host = case["host_gib"] * GIB
-    return Question(setup=setup, gpu=gpu, gpu_bytes=gpu.memory_bytes, host_bytes=host)
+    return Question(
+        setup=setup,
+        gpu=gpu,
+        gpu_bytes=gpu.memory_bytes,
+        host_bytes=case["host_gib"] * GIB,
+        wanted_batch=case["batch"],
+    )
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["title"])
 def test_of_a_known_training_the_right_strategy_comes_first(case: dict[str, Any]) -> None:
     assert case["source"]
     assert case["asserted"]
-    best = recommend(question_of(case), case["batch"])[0].setup
+    best = recommend(question_of(case))[0].setup
     assert best.strategy.value in case["first"]
     assert best.grad_ckpt == case.get("grad_ckpt", best.grad_ckpt)
 
@@ -61,7 +66,7 @@ def test_of_a_known_training_the_right_strategy_comes_first(case: dict[str, Any]
 )
 def test_of_a_known_training_the_speed_is_estimated(case: dict[str, Any]) -> None:
     asked = question_of(case)
-    step_s = recommend(asked, case["batch"])[0].step_s
+    step_s = recommend(asked)[0].step_s
     tokens = case["batch"] * case["seq_len"] / asked.setup.world / step_s
     assert 0.7 < tokens / case["tokens_per_gpu"] < 1.1
 

@@ -69,7 +69,7 @@ asked = st.builds(
 @settings(deadline=None, max_examples=40)
 def test_what_is_recommended_fits_and_the_fastest_comes_first(case: tuple[Question, int]) -> None:
     found, effective = case
-    choices = recommend(found, effective)
+    choices = recommend(replace(found, wanted_batch=effective))
     assume(choices)
     for choice in choices:
         verdict = estimate(replace(found, setup=choice.setup)).verdict
@@ -87,7 +87,7 @@ def test_whole_nodes_with_nvlink_offload_only_what_fits_no_other_way(nodes: int)
         precision, compared = gpus.precision_of(gpu), set()
         for name, batch in product(names, (1, 16)):
             asked_for = question(model=BUILT_IN[name], gpu=gpu, nodes=nodes, precision=precision)
-            choices = recommend(asked_for, 8 * nodes * batch)
+            choices = recommend(replace(asked_for, wanted_batch=8 * nodes * batch))
             fitting = [c.setup for c in choices if c.verdict is Fit.FITS]
             if len({setup.offloads_optimizer for setup in fitting}) == 2:
                 compared.add(name)
@@ -97,7 +97,7 @@ def test_whole_nodes_with_nvlink_offload_only_what_fits_no_other_way(nodes: int)
 
 def test_of_what_is_about_as_fast_the_simplest_comes_first() -> None:
     adapters = question(gpu=gpus.find("a100-80g"), nodes=2, lora=16)
-    choices = best_per_strategy(recommend(adapters, 128))
+    choices = best_per_strategy(recommend(replace(adapters, wanted_batch=128)))
     assert choices[0].setup.strategy is Strategy.DDP
     (zero1,) = [choice for choice in choices if choice.setup.strategy is Strategy.ZERO1]
     assert choices[0].step_s / AS_FAST < zero1.step_s < choices[0].step_s
@@ -121,7 +121,7 @@ def test_adapters_fill_a_card_with_few_passes() -> None:
         ("a100-80g", True, Strategy.NONE, 32),
         ("a100-80g", None, Strategy.NONE, 4),
     ]:
-        choices = recommend(adapters_on(card, wanted_ckpt=wanted), 64)
+        choices = recommend(adapters_on(card, wanted_ckpt=wanted, wanted_batch=64))
         best = choices[0].setup
         assert (best.strategy, best.micro_batch) == (strategy, micro_batch), card
         assert {choice.setup.grad_ckpt for choice in choices} == ({wanted} if wanted else {0, 1})
@@ -136,7 +136,8 @@ def test_four_samples_of_a_7b_model_do_not_fit_into_24_gib() -> None:
 
 
 def test_of_one_strategy_the_largest_micro_batch_that_fits_comes_first() -> None:
-    choices = recommend(adapters_on("a100-80g", wanted_ckpt=True), 64, strategy=Strategy.NONE)
+    asked = adapters_on("a100-80g", wanted_ckpt=True, wanted_batch=64)
+    choices = recommend(asked, strategy=Strategy.NONE)
     fitting = [c.setup.micro_batch for c in choices if c.verdict is Fit.FITS]
     assert fitting == sorted(fitting, reverse=True)
     assert choices[fitting.index(1)].step_s > 1.3 * choices[0].step_s
@@ -172,7 +173,8 @@ def test_one_node_is_faster_than_several_of_as_many_gpus() -> None:
         asked = question(
             model=BUILT_IN["gpt2-xl"], seq_len=1024, nodes=nodes, procs_per_node=8 // nodes
         )
-        return min(choice.step_s for choice in recommend(asked, 64, strategy=strategy))
+        choices = recommend(replace(asked, wanted_batch=64), strategy=strategy)
+        return min(choice.step_s for choice in choices)
 
     for strategy in (Strategy.DDP, Strategy.FSDP, Strategy.ZERO2, Strategy.ZERO3):
         one, two, four = (seconds(strategy, nodes) for nodes in (1, 2, 4))
