@@ -56,7 +56,8 @@ class JobStatus:
     checkpoint: str | None = None
     failure: Outcome | None = None
     attempts: tuple[AttemptSummary, ...] = ()
-    usage: Mapping[str, Sample] = field(default_factory=dict)  # of each node, set by `with_usage`
+    # The newest sample of each node of the newest attempt, set by `with_usage`.
+    usage: Mapping[str, Sample] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # among others, why something is unknown
     damaged: tuple[str, ...] = ()  # files of the run that can't be read
     error: ClusterrunError | None = None  # set if the scheduler did not answer

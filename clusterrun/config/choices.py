@@ -36,7 +36,7 @@ class Scheduler(NamedTuple):
     shares_files: Capability  # its nodes, other machines, see the directory of the runs
     is_this_machine: Capability = _ELSEWHERE  # the nodes are processes here
     can_lose_node: Capability = True  # a node can be lost alone
-    has_hosts: Capability = _NO_HOSTS  # clusterrun itself starts processes on the nodes
+    has_hosts: Capability = _NO_HOSTS  # its nodes are hosts; clusterrun starts processes there
     outlives_shell: Capability = True  # a run continues after its shell, or its allocation, ended
     signals_ranks: Capability = _NO_SIGNALS  # it signals the processes of a job itself
     reads_sbatch: Capability = _NO_SBATCH  # it is Slurm

@@ -41,7 +41,7 @@ class Gpu:
     processors: int  # enabled multiprocessors (NVIDIA) or compute units (AMD)
     aliases: tuple[str, ...] = ()
     nvlink: float = 0  # GB/s of both directions together, as in data sheets; 0: PCIe only
-    fabric: float = 0  # Gb/s, its share of a usual node's network cards; 0: one 100 Gb/s card
+    fabric: float = 0  # its share of a usual node's network, in Gb/s; 0: the node has 100 Gb/s
 
     @property
     def tflops(self) -> Mapping[str, float]:

@@ -130,7 +130,7 @@ def gib(size: int) -> str:
 
 
 def text_of(path: Path) -> str:
-    """Return the text of a small file of the kernel; "" if it can't be read."""
+    """Return the text of a small file, such as one of the kernel; "" if it can't be read."""
     with contextlib.suppress(OSError):
         return path.read_text(encoding="utf-8", errors="replace").strip()
     return ""

@@ -116,7 +116,7 @@ class Sharing:
     here: int  # this rank
     groups: Sequence[Sequence[int]]  # the ranks of each such directory
     nodes: Sequence[str] = ()  # the directories' nodes, if these are apart
-    at: float = field(default_factory=lambda: round(time.time(), 6))  # rank 0's, if apart
+    at: float = field(default_factory=lambda: round(time.time(), 6))  # the time; rank 0's, if apart
 
     @classmethod
     def of_this_rank(cls) -> Sharing:

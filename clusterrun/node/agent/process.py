@@ -85,7 +85,8 @@ class Post:
         self.place, started = place, begun()
         self.clock, self.forge = Clock(), Forge(started) if started else None
         self.spared = [self.forge.pid] if self.forge else []  # the processes that also last
-        self.may_rest = not has_children(self.spared)  # a setup line's is to end with its attempt
+        # A process that a setup line has left is to end with its attempt.
+        self.may_rest = not has_children(self.spared)
         self._agent: Agent | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._kept: list[Callable[[Agent], None]] = []

@@ -61,7 +61,7 @@ class Leader:
         may_lack = plan.is_smoke
         self.head = Head(realm, plan.nodes, self._timeout_s, self._disk, may_lack=may_lack)
         self.head.heard = self._heard
-        self.ending: Ending | None = None  # until it has ended, or if nodes did not meet
+        self.ending: Ending | None = None  # None until it has ended, and if nodes did not meet
         self._interruption: Interruption  # these two while the ranks run
         self._hangs: hangs.HangWatch
         self._is_printed = self._have_ended_well = False

@@ -124,6 +124,7 @@ class Head:
         self._readers = Tasks()
         self.decision = StopDecision()
         self.questions = Questions(self._send_all, self._present)
+        # Gets what the first node reports while its ranks run.
         self.heard: Callable[[str, dict[str, Any]], None] = lambda *_: None
 
     # While the nodes meet
@@ -167,7 +168,10 @@ class Head:
             return b""
 
     async def meet(self, check: Callable[[], Awaitable[None]]) -> list[Report]:
-        """Wait for the reports of all nodes; return them in rank order. Raises NodeError."""
+        """Wait for the reports of all nodes; return them in rank order. Raises NodeError.
+
+        `check` is called now and then, and may raise.
+        """
         deadline = timeout_s = float("inf")
         while True:
             self._changed.clear()
