@@ -145,6 +145,7 @@ def newest_failure(
         end = End(state=job.state, exit_code=job.exit_code, ended_at=job.end)
     if end is None or end.state is not JobState.FAILED:
         return None
+    # Until an attempt has begun, any line of the batch output may tell why.
     words = last_word(paths.batch_output, or_any=not attempt)
     if not words:
         return None
@@ -169,7 +170,7 @@ def with_output(paths: RunPaths, evidence: Evidence) -> TrainingProgress:
     if not evidence.nodes:
         return progress
     node = evidence.nodes[0]
-    texts = end_of(paths.log(evidence.attempt, node), LAST_BYTES).split(b"\n")[:-1]
+    texts = end_of(paths.log(evidence.attempt, node), LAST_BYTES).split(b"\n")[:-1]  # whole lines
     found = (parse_line(text, node=node, offset=0, near_us=0) for text in texts)
     outputs = (Stream.OUT, Stream.ERR)
     lines = [line for line in found if line.rank is not None and line.stream in outputs]

@@ -46,6 +46,7 @@ def path_of(python: str, spec: JobSpec, environ: Mapping[str, str]) -> str:
     if "/" not in python and not spec.setup:
         python = shell.find(python) or ""
     elif "/" not in python and python == "python":
+        # Setup lines may change PATH: what they find is known only for an environment of conda.
         python = _conda_python(spec, environ)
     return python if "/" in python and os.access(python, os.X_OK) else ""
 
@@ -56,7 +57,7 @@ def may_run(resolved: Resolved) -> bool:
     deciding = ["launch.python"] if spec.python else []
     if spec.setup and "/" not in (spec.python or ""):  # the setup lines find it
         deciding.append("launch.setup")
-    return all(resolved.origins[key].is_of_user for key in deciding)
+    return all(resolved.origins[key].is_of_user for key in deciding)  # []: it is our own
 
 
 def inspect(path: str, *, may_run: bool, environ: Mapping[str, str]) -> Interpreter:
@@ -90,7 +91,7 @@ def accelerate_keys(interpreter: Interpreter) -> frozenset[str]:
 @functools.cache
 def oldest() -> dict[str, tuple[int, int]]:
     """Return the oldest versions of Python and packages that clusterrun's metadata allows."""
-    # Requires-Python: >=3.10, but Requires-Dist: torch>=2.2
+    # `Requires-Python: >=3.10` gets the form of `Requires-Dist: torch>=2.2`.
     text = metadata_of("clusterrun").replace("Requires-Python: ", "Requires-Dist: python")
     found = re.finditer(r"^Requires-Dist: (\w+).*>=([0-9]+)\.([0-9]+)", text, re.MULTILINE)
     return {match[1]: (int(match[2]), int(match[3])) for match in found}
@@ -134,7 +135,7 @@ def _read(python: Path, environ: Mapping[str, str]) -> Interpreter:
         if line.strip() and not line.startswith(("#", *_IMPORT))
     ]
     places = tuple(map(str, [*named, *own, *added]))  # in the order of sys.path
-    # What these run may add packages: activation, Python's start, and lines of .pth files.
+    # Code that may add packages: of the activation, of Python's start, and in .pth files.
     runs_code = (
         any(root.glob("etc/conda/activate.d/*"))
         or os.path.exists(root / "conda-meta/state")  # it sets variables

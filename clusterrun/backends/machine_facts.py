@@ -90,7 +90,7 @@ def _all_hosts(spec: JobSpec, cluster: Cluster, cwd: Path, environ: Mapping[str,
         return HostList(hosts=spec.hosts, slots=(0,) * len(spec.hosts), source="--hosts")
     if spec.hostfile:
         return parse_hostfile(_text_in(spec.hostfile, cwd, "hostfile"), shown=spec.hostfile)
-    if cluster.scheduler.outlives_shell:
+    if cluster.scheduler.outlives_shell:  # over ssh: only an allocation lists its own hosts
         hint = "pass --hosts gpu1,gpu2 or --hostfile FILE, or write hosts: in clusterrun.yaml"
         raise UsageError("--cluster ssh needs hosts", hint=hint)
     source = allocation_source(environ)
@@ -146,7 +146,7 @@ def _text_in(name: str | None, cwd: Path, what: str) -> str:
 
 
 def named_file(name: str, cwd: Path, what: str, where: str | None = None) -> bytes:
-    """Return the content of a file that the user named, in `where`. Raises UsageError."""
+    """Return a file's content; an error says `where` the user named it. Raises UsageError."""
     try:
         return (cwd / name).read_bytes()
     except FileNotFoundError as error:

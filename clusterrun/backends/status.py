@@ -96,6 +96,7 @@ def statuses(
         with files.noting_damage() as damaged:
             end = read_end(record.paths)
         damage = [record.paths.record, *damaged] if record.is_damaged else damaged
+        # After a time limit, the next job of the chain continues the run, even if none says so yet.
         if record.chained_job_ids and end is not None and end.state is JobState.TIMEOUT:
             record = continued_by(record, record.chained_job_ids[0])
         read.append((record, end, damage))
@@ -120,7 +121,10 @@ def statuses(
 def _status_or_note(
     record: JobRecord, end: End | None, answer: _Answer | None, damaged: Sequence[Path]
 ) -> JobStatus:
-    """Return the status of a job; UNKNOWN and a note if its files can't be read."""
+    """Return the status of a job; UNKNOWN and a note if its files can't be read.
+
+    `damaged` are the files that were found to be damaged before.
+    """
     with files.noting_damage() as found:
         try:
             status = _status(record, end, answer)
@@ -147,12 +151,13 @@ def _status(record: JobRecord, end: End | None, answer: _Answer | None) -> JobSt
         # The scheduler may show a cancellation half a minute late; a later start is of a requeue.
         is_requeued = _later(job.start, request.stat().st_mtime)
         state = JobState.RUNNING if is_requeued else JobState.COMPLETING
-    waits, runs, is_over = state is JobState.PENDING, state is JobState.RUNNING, state.is_terminal
+    is_waiting, is_running = state is JobState.PENDING, state is JobState.RUNNING
+    is_over = state.is_terminal
     attempts = _with_time_limit(read_attempts(record.paths, evidence.attempt), record.job_id, state)
     start = job.start or _started(attempts, evidence)
     ended = (end.ended_at if end else None) or job.end
     code, signal = _exit_of(end, job) if is_over else (None, None)
-    pending = _pending(record, job, evidence) if waits else None
+    pending = _pending(record, job, evidence) if is_waiting else None
     can_start = pending is not None and pending.can_start is not False
     elapsed_s = job.elapsed_s
     if elapsed_s is None and start is not None and ended is not None:
@@ -163,7 +168,7 @@ def _status(record: JobRecord, end: End | None, answer: _Answer | None) -> JobSt
         state=state,
         reason=_reason(record, state, job),
         pending=pending,
-        asked=job if waits else None,
+        asked=job if is_waiting else None,
         nodelist=job.nodelist or ",".join(nodes),
         elapsed_s=elapsed_s,
         limit_s=job.limit_s or record.time_minutes * 60 or None,
@@ -176,7 +181,7 @@ def _status(record: JobRecord, end: End | None, answer: _Answer | None) -> JobSt
         world_size=evidence.world_size,
         preflight=evidence.preflight,
         engine=evidence.engine,
-        progress=with_output(record.paths, evidence) if runs else evidence.progress,
+        progress=with_output(record.paths, evidence) if is_running else evidence.progress,
         checkpoint=evidence.checkpoint,
         failure=newest_failure(record.paths, end, attempts[-1].outcome if attempts else None, job),
         attempts=attempts,
@@ -189,7 +194,7 @@ def _exit_of(end: End | None, job: SchedulerJob) -> tuple[int | None, int | None
     """Return the exit status and signal of a job that has ended: the run's own, if it is known."""
     if end is None or end.exit_code is None:
         return job.exit_code, job.exit_signal
-    number = end.exit_code - 128  # the job exits so if a signal ended it
+    number = end.exit_code - 128  # the job exits so if a signal (1 to 64) ended it
     return end.exit_code, number if 0 < number < 65 else None
 
 
@@ -201,7 +206,7 @@ def _reason(record: JobRecord, state: JobState, job: SchedulerJob) -> str:
         if state is JobState.RUNNING and files.is_full(record.paths.root):
             lacks = "has no room for checkpoints, logs and the record of its end"
             return f"{lacks}: the disk of {record.paths.root} is full"
-    is_told = job.state is state and job.reason != "NonZeroExitCode"
+    is_told = job.state is state and job.reason != "NonZeroExitCode"  # the exit status says it
     return job.reason if is_told and state is not JobState.PENDING else ""
 
 
@@ -221,7 +226,7 @@ def with_usage(job: JobStatus) -> JobStatus:
 def _with_time_limit(
     attempts: tuple[AttemptSummary, ...], job_id: str, state: JobState
 ) -> tuple[AttemptSummary, ...]:
-    """Name the time limit as the reason of the last attempt, if that took it for a cancellation."""
+    """Give the last attempt the time limit as its reason, if it recorded a cancellation instead."""
     last = attempts[-1].outcome if attempts else None
     if last is None or state is not JobState.TIMEOUT:
         return attempts
@@ -240,8 +245,8 @@ def _state(end: End | None, job: SchedulerJob, evidence: Evidence) -> JobState:
     if job.state is JobState.UNKNOWN:
         return end.state if end else JobState.UNKNOWN
     if end is None:
-        begun = job.state is JobState.PENDING and _later(evidence.started_at, job.asked_at)
-        return JobState.RUNNING if begun else job.state
+        has_begun = job.state is JobState.PENDING and _later(evidence.started_at, job.asked_at)
+        return JobState.RUNNING if has_begun else job.state
     if job.state.is_terminal:
         is_vague = job.state in (JobState.FAILED, JobState.COMPLETED)  # unlike TIMEOUT
         return end.state if is_vague or end.state.is_success else job.state
@@ -293,9 +298,10 @@ def _notes(
         is_slurm = record.cluster.scheduler.reads_sbatch
         look = "; look for it with 'squeue --me'" if is_slurm else ""
         notes.append(f"its submission was interrupted{look}")
+    is_explained = bool(job.source or job.note)  # the scheduler knows the job, or the note says why
     if isinstance(answer, SchedulerUnreachableError) and not state.is_terminal:
         notes.append(answer.message)
-    elif answer is not None and not (job.source or job.note or state.is_terminal):
+    elif answer is not None and not (is_explained or state.is_terminal):
         notes.append("the scheduler no longer knows this job")
     if job.note:
         notes.append(job.note)

@@ -56,17 +56,19 @@ def counters_in(line: str, at: float) -> list[Counter]:
     first: int | None = None  # where the first counter begins
     for match in () if NINJA.search(low) else COUNTER.finditer(low):
         word, begin = match["word"] or "", match.start()
-        name = next(name for name in ("n", "bare", "pair") if match[name])
-        number, total = _whole(match[name]), _whole(match["total"] or match["of"] or "")
+        group = next(group for group in ("n", "bare", "pair") if match[group])  # that matched
+        number, total = _whole(match[group]), _whole(match["total"] or match["of"] or "")
         is_epoch = word.startswith("ep")
+        # Only epochs have a fraction, and no count exceeds its total.
         if (match["part"] and not is_epoch) or (total and number > total):
             continue
         first = begin if first is None else first
         head, following = low[max(0, begin - 80) : begin], _WORD.search(low, match.end())
         after = following[0] if following else ""
+        # Mostly the words before a counter name the work, but also: "batch 5/9 saving".
         around = f"{head} {after}" if after.endswith("ing") else head
         side = _SIDE_WORK.search(around)
-        label = line[first : match.start(name)].strip(" :=#[('\"|")
+        label = line[first : match.start(group)].strip(" :=#[('\"|")
         level = 2 if total else 1
         if is_epoch:
             level = 0
@@ -151,6 +153,7 @@ def find_bar(printed: Iterable[Text]) -> Bar | None:
     for at, text in printed:
         for drawing in re.split(r"[\r\n]+", text)[-DRAWINGS:]:
             if bar := _parse(drawing, at):
+                # The bars of "Epoch 1" and "Epoch 2" are one.
                 key = (re.sub(r"[\d.]+", "", bar.description), bar.total, bar.unit)
                 last = bars.pop(key, None)
                 if last and last.count == bar.count:
@@ -169,7 +172,7 @@ class _Rise:
     """Follows the counter of lines that differ in their numbers only; a bar once it has risen."""
 
     bar: Bar | None = None
-    _position: tuple[float, ...] = (math.inf,)
+    _position: tuple[float, ...] = (math.inf,)  # before the first line, which so begins anew
     _began: tuple[float, float] = (0.0, 0.0)  # number and time from which the rate is measured
     _rate: float | None = None
 
@@ -181,6 +184,7 @@ class _Rise:
         bar, is_set_back = counter.bar, counter.position < before
         if is_set_back or bar.count <= before[-1]:
             self._began = (bar.count, bar.moved_at)
+        # Other work than the training's is shown only with its total.
         if is_set_back or (counter.is_side and bar.total is None):
             return
         number, since = self._began
@@ -200,6 +204,7 @@ def _best(bars: list[Bar]) -> Bar | None:
     chosen = [bar for bar in live if bar in steps] or live or steps
     newest = max((bar.moved_at for bar in chosen), default=0.0)
     near = [bar for bar in chosen if newest - bar.moved_at <= NEAR_S]
+    # Of equals, the last one that was drawn.
     return max(reversed(near), key=lambda bar: (bar.level, bar.total or bar.count), default=None)
 
 
@@ -217,7 +222,7 @@ def _parse(drawing: str, at: float) -> Bar | None:
         return None
     parts = found.groupdict()
     unit = _CONTROL.sub("", parts["inverse_unit"] or parts["unit"] or "it").strip()
-    if unit == "B":
+    if unit == "B":  # bytes: a download
         return None
     head = _CONTROL.sub("", drawing[: found.start()]).strip().removesuffix(":")
     rate = 0.0 if parts["rate"] == "?" else _number(parts["rate"])
@@ -225,7 +230,7 @@ def _parse(drawing: str, at: float) -> Bar | None:
         description=head[:SHOWN_LETTERS],
         count=round(_number(parts["n"])),
         total=round(_number(parts["total"])) if parts.get("total") else None,
-        rate_per_s=(1 / rate if parts["inverse_unit"] else rate) if rate else None,
+        rate_per_s=(1 / rate if parts["inverse_unit"] else rate) if rate else None,  # 2.5s/it
         unit=unit[:SHOWN_LETTERS],
         moved_at=at,
     )

@@ -91,7 +91,7 @@ def last_stamp(data: bytes) -> bytes | None:
     """Return the stamp of the last line with a head; `data` starts with a line."""
     end = len(data)
     while end > 0:
-        end = data.rfind(b"\n", 0, end - 1) + 1
+        end = data.rfind(b"\n", 0, end - 1) + 1  # where the line before it begins
         if head := STAMPED.match(data, end):
             return head[1]
     return None

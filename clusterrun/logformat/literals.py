@@ -23,7 +23,7 @@ Literals = tuple[bytes, ...]
 def literals_of(pattern: re.Pattern[str]) -> tuple[str, ...]:
     """Return texts of which each match contains one, but for letter case; () if there are none."""
     source: Any = pattern.pattern.encode()
-    found = _required(parser.parse(source, pattern.flags & ~re.UNICODE))
+    found = _required(parser.parse(source, pattern.flags & ~re.UNICODE))  # bytes refuse that flag
     return tuple(text.decode(errors="replace") for text in found)
 
 
@@ -52,15 +52,16 @@ def _required(tree: Any) -> Literals:
     choices: list[Literals] = []
     _collect(tree, runs, choices)
     candidates = [(bytes(run),) for run in runs if run] + [choice for choice in choices if choice]
+    # A choice is worth as much as its shortest text.
     return max(candidates, key=lambda literals: min(map(len, literals)), default=())
 
 
 def _collect(tree: Any, runs: list[bytearray], choices: list[Literals]) -> None:
-    """Add what a sequence contains to the last of `runs`, or as a choice after which one begins."""
+    """Add literals to the last of `runs`; anything else ends that run and is one of `choices`."""
     for kind, value in tree:
         if kind is sre.LITERAL:
             runs[-1].append(value)
-        elif kind is sre.SUBPATTERN and not value[1] & re.IGNORECASE:
+        elif kind is sre.SUBPATTERN and not value[1] & re.IGNORECASE:  # 1: flags, 3: its tree
             _collect(value[3], runs, choices)
         elif kind in (sre.AT, sre.ASSERT, sre.ASSERT_NOT):
             pass  # it matches no characters: its neighbours are adjacent
@@ -74,6 +75,6 @@ def _choice(kind: Any, value: Any) -> Literals:
     if kind is sre.BRANCH:
         found = [_required(alternative) for alternative in value[1]]
         return tuple(literal for literals in found for literal in literals) if all(found) else ()
-    if kind.name.endswith("_REPEAT") and value[0] > 0:
+    if kind.name.endswith("_REPEAT") and value[0] > 0:  # value: least, most, tree
         return _required(value[2])
     return ()

@@ -86,7 +86,7 @@ def may_hold_errors(block: bytes) -> bool:
     three times as fast. `E0801 …` (glog) has no letters to search for.
     """
     forms = b"\n".join(set(block.translate(None, _NOT_KEPT).split(b"\n")))
-    if b"E" in forms and (b"E0" in block or b"E1" in block):
+    if b"E" in forms and (b"E0" in block or b"E1" in block):  # a month follows: 01 to 12
         return True
     return any(map(forms.lower().__contains__, _LITERALS))
 

@@ -211,7 +211,7 @@ def startup_of(ends: Mapping[Phase, float], since: float | None, *, is_restart: 
     for phase in Phase:
         if (end := ends.get(phase)) is None:
             continue
-        if at is not None:
+        if at is not None:  # else its begin is unknown
             found.append((phase, max(0.0, end - at)))  # machines' clocks differ a little
         at = end if at is None else max(at, end)
     return Startup(phases=tuple(found), is_restart=is_restart)

@@ -219,7 +219,7 @@ def _unreadable(root: Path, written_at: float) -> JobRecord:
     fields: dict[str, Any] = {
         field.name: 0 if field.type == "int" else ""
         for field in dataclasses.fields(JobRecord)
-        if field.type in ("int", "str")
+        if field.type in ("int", "str")  # annotations are texts here
     }
     fields |= {"job_id": JobId(), "cluster": Cluster.LOCAL, "slurm_cluster": None}
     fields |= {"name": root.parent.name, "run_id": root.name, "run_dir": str(root.absolute())}
@@ -358,7 +358,7 @@ def _by_job_id(text: str, runs_dirs: Sequence[RunsDir]) -> JobRecord | None:
 def _job_in(runs_dir: RunsDir, job_id: JobId, slurm_cluster: str | None) -> JobRecord | None:
     """Return the newest run with a job, by the id's link or, if need be, by all records."""
     linked = RunPaths(root=_followed(runs_dir.job_link(job_id)))
-    candidates = [read(linked)] if os.path.exists(linked.record) else []  # False if not ours
+    candidates = [read(linked)] if os.path.exists(linked.record) else []  # False if closed to us
     if slurm_cluster or not candidates:  # the link points to the newest run with the id
         candidates += list_records(runs_dir)
     for record in candidates:
@@ -404,6 +404,7 @@ def _undamaged(record: JobRecord) -> JobRecord:
 
 
 def _not_found(message: str, runs_dirs: Sequence[RunsDir]) -> JobNotFoundError:
+    """Return the error; its hint names the newest runs in these places, if there are any."""
     found = (record for runs_dir in runs_dirs for record in list_records(runs_dir, 3))
     newest = heapq.nlargest(3, found, key=lambda record: record.age_key)
     known = ", ".join(f"{record.job_id} ({record.name})" for record in newest)

@@ -114,6 +114,7 @@ def alert_texts(alerts: Iterable[Alert], sample: Sample) -> list[str]:
 
 
 def _alert_text(kind: AlertKind, gpus: Sequence[GpuSample], sample: Sample) -> str:
+    """Describe alerts of one kind: the worst GPU of all, but the shortest time of idle ones."""
     if kind is AlertKind.HOST_MEMORY:
         full_s = sample.host_full_s
         full = "" if full_s is None else f", full in {max(1, round(full_s / 60)):,} min"
@@ -175,7 +176,8 @@ def _newest(paths: RunPaths, node: str) -> Iterator[Sample]:
 def silent(samples: Mapping[str, Sample], now: float) -> dict[str, float]:
     """Return the nodes that have left out three samples, and the seconds since their newest."""
     newest = max((sample.at for sample in samples.values()), default=now)
-    # Compare with the newest node: this clock may differ from theirs, unless all have been silent.
+    # Compare with the newest node: this clock may differ from theirs. After a minute without any
+    # sample all are silent, and this clock is all there is.
     latest = now if now - newest > 60.0 else newest
     ages = {node: latest - sample.at for node, sample in samples.items()}
     return {node: age for node, age in ages.items() if age > 3 * samples[node].interval_s}

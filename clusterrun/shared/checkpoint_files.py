@@ -65,7 +65,7 @@ class Checkpoint:
 
     def changed(self, settings: Mapping[str, Any]) -> dict[str, list[Any]]:
         """Return the settings that differ, each with its old and new value (None: not set)."""
-        now = json.loads(json.dumps(dict(settings), default=str))
+        now = json.loads(json.dumps(dict(settings), default=str))  # as a marker has them
         names = sorted({*self.settings, *now})
         pairs = {name: [self.settings.get(name), now.get(name)] for name in names}
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
@@ -134,7 +134,7 @@ def newest(
 
 def passed_over(path: Path, problem: str) -> str:
     """Return a line on why a checkpoint is not used."""
-    name = path.stem.replace("trainer-", "checkpoint-")
+    name = path.stem.replace("trainer-", "checkpoint-")  # a record is named for its folder, too
     return f"checkpoint {name} is incomplete and was skipped: {problem}"
 
 
@@ -198,7 +198,7 @@ def prune(directory: Path, keep: int, *, up_to: int | None = None) -> None:
     found = [path for step, path in listed(directory) if up_to is None or step <= up_to]
     complete = 0
     for path in found if len(found) > keep else ():
-        if complete == keep:
+        if complete == keep:  # older than all that are kept
             path.rename(_aside(path))
         else:
             with contextlib.suppress(IncompleteError):
@@ -304,7 +304,7 @@ def file_names(path: Path) -> list[str]:
 
 def of_first_rank(names: Iterable[str]) -> list[str]:
     """Leave out the files that are named for other ranks, which may still write them."""
-    return [name for name in names if not _owner(name)]
+    return [name for name in names if not _owner(name)]  # 0, or None
 
 
 def own_share(names: Sequence[str], here: int, world_size: int) -> list[str]:

@@ -212,7 +212,7 @@ def raise_descriptor_limit(wanted: int = ENOUGH) -> int:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     possible = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft == resource.RLIM_INFINITY or soft >= possible:
-        return wanted if soft == resource.RLIM_INFINITY else soft
+        return wanted if soft == resource.RLIM_INFINITY else soft  # unlimited: `wanted`
     with contextlib.suppress(OSError, ValueError):  # macOS has another limit beside these
         resource.setrlimit(resource.RLIMIT_NOFILE, (possible, hard))
         return possible

@@ -37,7 +37,7 @@ def before_setup(pipe: int) -> dict[str, str]:
 
 
 def note_given(environ: MutableMapping[str, str], before: Mapping[str, str]) -> None:
-    """Note what the job was given in the environment that env.sh has made of it."""
+    """Note in `environ`, as env.sh has left it, what the job was given; keep an earlier note."""
     if environ.pop(PIPE, "") and GIVEN not in before:
         names = [name for name in before if not _is_no_name(name)]
         noted = {name: before[name] for name in names if not re.match(_NOT_NOTED, name)}
@@ -93,7 +93,7 @@ def as_given(environ: Mapping[str, str]) -> dict[str, str]:
     started = parse_object(environ.get(STARTED, ""))
     found = {name: value for name, value in environ.items() if name in names or _is_no_name(name)}
     found |= {name.removeprefix(WAS): value for name, value in _noted(environ).items()}
-    if started is not None:
+    if started is not None:  # a script runs, and may have set more
         for name, value in environ.items():
             if name != STARTED and started.get(name) != _checksum(value):
                 found[name] = value

@@ -101,7 +101,7 @@ def fold_hostlist(names: Iterable[str]) -> str:
     found = []
     for (before, after), group in itertools.groupby(split, lambda part: (part[0], part[2])):
         numbers = [number for _, number, _ in group]
-        if len(numbers) > 1 and numbers[0]:
+        if len(numbers) > 1 and numbers[0]:  # "" if the names have no number
             numbers = [f"[{','.join(_ranges(numbers))}]"]
         found += [f"{before}{number}{after}" for number in numbers]
     return ",".join(found)
@@ -161,6 +161,7 @@ def parse_ranks(text: str, world_size: int, *, of: str = "the ranks are") -> fro
 
 
 def _rank_range(part: str, world_size: int, of: str) -> range:
+    """Return the ranks of a slice as in Python, or of a number or an inclusive range."""
     match = re.fullmatch(_RANKS, part)
     if match is None or max(map(len, re.split("[-:]", part))) > _MAX_DIGITS:
         raise UsageError(f"{part!r} is not a rank", hint="write ranks as 0,8-15 or ::8")

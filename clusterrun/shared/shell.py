@@ -115,7 +115,7 @@ def _collect(
 ) -> Completed:
     """Collect the output; kill the command at the limit, or if we are interrupted."""
     kept = [bytearray() for _ in range(2)]
-    pid = 0
+    pid = 0  # of a command that was killed
     try:
         _read(process, kept, most, time.monotonic() + timeout_s)
     except BaseException as error:
@@ -184,7 +184,7 @@ def unreachable(
     tries = "1 try" if number == 1 else f"{number} tries"
     if not may_pass(cause):
         message, hint = f"{program} failed", "check SLURM_CONF and munge on this machine"
-    elif done.rc == TIMED_OUT or elapsed_s >= 1:
+    elif done.rc == TIMED_OUT or elapsed_s >= 1:  # not "within 0 s"
         message = f"{program} got no answer within {elapsed_s:.0f} s ({tries})"
     else:
         message = f"{program} could not reach Slurm ({tries})"

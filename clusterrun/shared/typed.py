@@ -17,11 +17,11 @@ _SECONDS: Final = (-6e10, 2.5e11)  # the years that `datetime` has, almost
 def decoded(kind: Any, value: Any) -> Any:
     """Return what `dataclasses.asdict` and JSON made plain as a value of a type again.
 
-    Raises ValueError for a value of another type, and for a number that is too large or none.
+    Raises ValueError for a value of another type, and for a number that is too large or NaN.
     """
     outer, inner = typing.get_origin(kind) or kind, typing.get_args(kind)
     if outer in (typing.Union, types.UnionType):
-        return None if value is None and type(None) in inner else decoded(inner[0], value)
+        return None if value is None and type(None) in inner else decoded(inner[0], value)  # X|None
     if outer is Any:
         return value
     if outer in (tuple, list) and isinstance(value, (tuple, list)):
@@ -60,7 +60,7 @@ def _fields(kind: Any) -> dict[str, Any]:
 
 def _plain(kind: Any, value: Any) -> Any:
     """Return a text, number or flag if it is of this type; floats have the limits of times."""
-    if issubclass(kind, (Enum, str)) and kind is not str:
+    if issubclass(kind, (Enum, str)) and kind is not str:  # they check the text themselves
         return kind(value)
     is_float = kind is float and type(value) in (int, float)
     low, high = _SECONDS if is_float else (-LARGEST, LARGEST)

@@ -142,7 +142,7 @@ def _negotiate(
     finally:
         paths.nonce(nonce).unlink(missing_ok=True)
     try:
-        is_here = decoded(bool, fields.get("is_here"))
+        is_here = decoded(bool, fields.get("is_here"))  # the first host sees this directory
         notes = [] if is_here else _send_project(controller, plan)
         answer = controller.answered(ASSEMBLE_S)
         job_id = JobId(answer.get("job_id"))
@@ -159,6 +159,7 @@ def _shell_of_allocation(plan: Plan) -> tuple[int, str | None] | None:
     leader = os.getsid(0)
     if plan.cluster.scheduler.outlives_shell or _LEAVING.isdisjoint(os.environ):
         return None
+    # 0: it is outside this container; this process: no shell started the command.
     return None if leader in (0, os.getpid()) else (leader, identity(leader))
 
 

@@ -155,7 +155,7 @@ class HostsHost(LocalHost):
     _errors: dict[str, ClusterrunError] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Note what the conductor needs of the job."""
+        """Set what follows from the plan and from what was sent."""
         self.time_limit_s = self.plan.time_minutes * 60 or float("inf")
         self.is_new = str(self.paths.root) != self.sent["run_dir"]  # created here
         self.shell: tuple[int, str] | None = self.sent["shell"]  # the run ends once this has ended
@@ -197,7 +197,8 @@ class HostsHost(LocalHost):
             after = self.links[(self.links.index(link) + 1) % len(self.links)]
             targets = {each.name: each for each in (self.links[0], after) if each is not link}
             for target in targets.values():
-                # ssh has shown the addresses: the first host's to `link`, any other's to the first.
+                # ssh shows both ends of a login: the first host is the client of `link`'s login,
+                # any other target is the server of its own.
                 shown = target.facts["server"] if target.first else link.facts["client"]
                 address, port = shown or parse_host(target.host).host, target.facts["port"]
                 if reason := link.ask("connect", address=address, port=port)["closed"]:
@@ -211,7 +212,7 @@ class HostsHost(LocalHost):
         """Make a host usable that was lost. Raises ClusterrunError."""
         self._open(link)
         try:
-            self._judge((self.links[0], link))
+            self._judge((self.links[0], link))  # it is compared with the first host
             self._lock(link)
             self._place(link)
         except BaseException:
@@ -242,6 +243,7 @@ class HostsHost(LocalHost):
         needed = judge.gpus_needed(self.plan) if gpus else 0
         job = f"{self.job_id}-{self.paths.root.name}"  # another user may have this id
         locked = link.ask("lock", job=job, gpus=gpus, count=needed)
+        # Numbers stand for GPUs that are unknown: they are locked, but not passed to the ranks.
         link.gpus = tuple(locked["gpus"]) if link.facts["gpus"].get("all") else ()
         if locked["twice"]:
             other = next(each for each in self.links if _machine(each) == _machine(link))
@@ -291,7 +293,7 @@ class HostsHost(LocalHost):
         """Return the step of an attempt, which starts its nodes once there are enough hosts."""
         del is_relaunch
         self._wait_until = time.monotonic() + self.plan.wait_for_hosts_s
-        unfit = [name for name in excluded if name not in self._were_lost]
+        unfit = [name for name in excluded if name not in self._were_lost]  # lost ones may return
         begin = functools.partial(self.begin, attempt, port, unfit)
         lead_s = self.plan.warning_s + MORE_S
         return HostsStep(paths=self.paths, running={}, lead_s=lead_s, begin=begin)
@@ -350,7 +352,7 @@ class HostsHost(LocalHost):
             return
         self.shell = None
         say_on_stderr("the shell of the allocation has ended, so the run ends")
-        os.kill(os.getpid(), signal.SIGUSR2)
+        os.kill(os.getpid(), signal.SIGUSR2)  # the ranks save and exit
         last = threading.Timer(LAST_S, os.kill, (os.getpid(), signal.SIGTERM))
         last.daemon = True
         last.start()
@@ -383,7 +385,7 @@ class HostsHost(LocalHost):
         newest, _ = checkpoint_files.newest(self.paths.checkpoints_dir, contents=False)
         if newest is None or not newest.nodes:
             return []
-        _, here = checkpoint_files.read_marker(newest.path)
+        _, here = checkpoint_files.read_marker(newest.path)  # the files of this host
         return [name for name, parts in newest.nodes.items() if {*parts} - {*here}]
 
     def _await(self, lost: Sequence[Link]) -> None:
@@ -496,8 +498,8 @@ def conduct(
         if isinstance(error, OSError):
             error = judge.unwritten(plan.hosts[0], error)
         pipe.refuse(error)
-        listener.join(GO_S)
-        ready()
+        listener.join(GO_S)  # until the submitter has read it
+        ready()  # the parent reports no error: the submitter knows it
         return
     if host.is_new:
         remember_root(paths.runs_dir)

@@ -291,7 +291,7 @@ def _sees(file: Path) -> bool:
     """Return whether a file is seen that another host has just written."""
     deadline = time.monotonic() + SEEN_S
     while not file.exists():
-        if time.monotonic() > deadline or not file.parent.parent.is_dir():
+        if time.monotonic() > deadline or not file.parent.parent.is_dir():  # its runs are not here
             return False
         for place in (file.parent.parent, file.parent):  # NFS asks the server again
             with contextlib.suppress(OSError):
@@ -315,6 +315,7 @@ def _checks(run_dir: Path) -> list[dict[str, str]]:
 def _gpus() -> dict[str, Any]:
     """Return the GPUs that this host may use; `unknown` says why NVML cannot list them."""
     answer = GpuAnswer(device_names(os.environ), LONG_S).answer
+    # Without NVIDIA's driver there are none; those of AMD, which NVML never lists, are unknown.
     if answer.absent and (answer.absent != NO_DRIVER or _AMD.exists()):
         return {"unknown": answer.absent}
     found = [

@@ -139,7 +139,7 @@ class _Refused:
 
     @property
     def error(self) -> ClusterrunError:
-        """The error that the process met, as this process raises it."""
+        """The error to raise here: one of two classes, with the exit status that was sent."""
         is_silent = self.exit is Exit.UNREACHABLE
         kind = SchedulerUnreachableError if is_silent else SubmissionError
         error = kind(self.message, hint=self.hints, cause=self.cause)
@@ -301,7 +301,7 @@ class Link:
         except Exception as error:  # noqa: BLE001 - do not use a host that breaks the rules
             sys.stderr.write(f"clusterrun: {self.name}: {error}\n")
             process.kill()
-        if self.process is process:
+        if self.process is process:  # it was not started again
             if self.code is None:
                 self.code = int(NodeExit.NODE_LOST)
             self.is_lost = True

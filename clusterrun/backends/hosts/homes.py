@@ -73,7 +73,7 @@ def _statuses_from(place: tuple[str, str], group: Sequence[JobRecord]) -> list[J
 
 
 def _with_answer(record: JobRecord, answer: Any, host: str) -> JobStatus:
-    """Return a host's answer with the record here; the host decides the status and newer jobs."""
+    """Return the status that a host answers; it may add jobs to the record here, but drop none."""
     if answer is None:
         return _unknown(record, notes=(f"its run directory is gone from {host}",))
     with contextlib.suppress(ValueError):

@@ -32,7 +32,10 @@ Files = dict[str, int]  # by path relative to the run directory
 
 @lru_cache(maxsize=8192)
 def _grows(node: str, attempt: int) -> dict[str, bool]:
-    """Return a node's files, True for one that grows; what points into a log comes before it."""
+    """Return a node's files: True for one that grows, False for one that is sent whole.
+
+    `news` needs this order: what points into a log, such as its side file, comes before it.
+    """
     logs = (_RUN.log_errors, _RUN.log, _RUN.nccl_log, _RUN.rank_errors)
     growing = [*(of(attempt, node) for of in logs), _RUN.usage(node), _RUN.events(node)]
     whole = (_RUN.flight_dumps(attempt, node), _RUN.live_dumps(attempt, node), _RUN.status(attempt))
@@ -118,12 +121,12 @@ def news(
     room = BATCH_BYTES
     for path in reversed(grows):
         at = grows[path] - shifts.get(path, 0)
-        if sizes[path] < at:
+        if sizes[path] < at:  # it has shrunk: what it gets from now on is new
             shifts[path] = grows[path] - sizes[path]
         while at < sizes[path]:
             size = min(DATA_BYTES, sizes[path] - at, room)
             data = files.end_of(root / path, size, since=at, until=at + size)
-            if not data:
+            if not data:  # the batch is full, or the file can't be read
                 return
             yield path, at + shifts.get(path, 0), data
             at, room = at + len(data), room - len(data)

@@ -99,7 +99,7 @@ def _wait(process: subprocess.Popen[bytes], is_terminal: bool) -> int:
             raise
         return Exit.INTERRUPTED
     finally:
-        process.kill()
+        process.kill()  # if it still runs
 
 
 # Why a host cannot be used

@@ -102,9 +102,9 @@ def _git_files(root: Path, notes: list[str]) -> dict[str, bool]:
     found: dict[str, bool] = {}
     for row in done.stdout.split(b"\0")[:-1]:
         tag, _, name = os.fsdecode(row).partition(" ")
-        found[name] = tag != "?"
+        found[name] = tag != "?"  # git's mark of a file that it does not track
     for name in [*found]:
-        if os.path.exists(root / name / ".git"):
+        if os.path.exists(root / name / ".git"):  # a repository within
             within = _git_files(root / name, notes)
             found |= {os.path.join(name, inner): tracked for inner, tracked in within.items()}
     return found

@@ -123,6 +123,7 @@ class LocalBackend(Backend):
         raise ClusterrunError(text, hint=f"run 'clusterrun cancel {job_id}' there")
 
     def _job(self, job_id: str, paths: RunPaths) -> SchedulerJob:
+        """Return what the files say of a job; without end.json, its controller decides."""
         controller = read_controller(paths)
         state, reason = self._state_of(paths, controller)
         with files.noting_damage() as damaged:

@@ -68,7 +68,8 @@ def amend_controller(paths: RunPaths, **fields: Any) -> None:
 def detach(work: Callable[[Callable[[], None]], None], output: Path) -> int:
     """Run `work` in a child without a terminal; the parent returns 0 once it is ready.
 
-    The child prints to `output`. If it fails first, print its error to stderr and return 1.
+    The child prints to `output`, and returns once `work` has ended. If it fails before it is ready,
+    print its error to stderr and return 1.
     """
     reader, writer = os.pipe()
     if os.fork():
@@ -123,7 +124,7 @@ class LocalStep:
         now = time.monotonic()
         if not self._reap() or now > self.kill_by:
             return self.code or exit_code(self.codes)
-        if any(self.codes):
+        if any(self.codes):  # one has failed: the others get `leave_s` to end
             self.end_by = min(self.end_by, now + self.leave_s)
         if now > self.end_by:
             self.end()
@@ -131,7 +132,7 @@ class LocalStep:
 
     def end(self) -> None:
         """End all nodes within the grace time."""
-        if self.kill_by < float("inf"):
+        if self.kill_by < float("inf"):  # they are being ended already
             return
         self.code = exit_code(self.codes)  # before the exits that this causes
         self.kill_by = time.monotonic() + GRACE_S + self.lead_s

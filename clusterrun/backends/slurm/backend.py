@@ -65,7 +65,7 @@ class SlurmBackend:
         chained: bool = False,
         waits: bool = False,
     ) -> Submission:
-        """Pass a run's script to sbatch again; a node that does so for a lost one may lack srun."""
+        """Pass a run's script to sbatch again; do not look for srun, which a node may lack."""
         planned = {line.name for line in plan.directives}
         options = [f"--exclude={exclude}"] if exclude else []
         if after:
@@ -258,5 +258,5 @@ def _remember(record: JobRecord, new: Submission, backend: SlurmBackend) -> None
         with contextlib.suppress(ClusterrunError):
             backend.cancel([new.job_id])
         with contextlib.suppress(OSError, ClusterrunError):
-            records.update(record.paths, lambda _: record)
+            records.update(record.paths, lambda _: record)  # as it was
         raise ClusterrunError(f"cannot write {record.paths.record}", cause=str(error)) from error

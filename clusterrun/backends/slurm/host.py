@@ -77,7 +77,7 @@ class SlurmHost(Host):
         self.paths, self.plan = paths, plan
         self.kind, self.started, self.environ = kind, started, environ
         self.job_id = environ.get("SLURM_JOB_ID", "")
-        self.register_after_s = 0.0 if kind else RECORD_S
+        self.register_after_s = 0.0 if kind else RECORD_S  # a submitter records its first job
 
     @property
     def _is_restarted(self) -> bool:
@@ -93,7 +93,7 @@ class SlurmHost(Host):
             record = files.read_json(self.paths.record) or {}
             is_superseded = self.job_id in record.get("earlier_job_ids", ())
             return f"another job continues the run in {self.paths.root}" if is_superseded else ""
-        end = None if self.kind in ("", BY_HAND) else read_end(self.paths)
+        end = None if self.kind in ("", BY_HAND) else read_end(self.paths)  # a later job of a chain
         if end is None or end.state is JobState.TIMEOUT:
             return ""
         return f"the run in {self.paths.root} has ended; nothing is left to do"
@@ -113,7 +113,7 @@ class SlurmHost(Host):
                 )
         # The launcher's options override the numbers in accelerate.yaml: a change has no effect.
         plan, own = self.plan, dict(_NUMBERS.findall(self.plan.accelerate_text))
-        rendered = own if plan.accelerate_text else plan.accelerate
+        rendered = own if plan.accelerate_text else plan.accelerate  # the user's YAML, or ours
         with contextlib.suppress(OSError):
             for name, number in _NUMBERS.findall(self.paths.accelerate.read_text()):
                 if str(rendered.get(name, number)) != number:
@@ -151,7 +151,7 @@ class SlurmHost(Host):
             return ()
         given = self.environ.get("SLURM_CPUS_PER_TASK", "")
         counts = list(cpus_of_nodes(self.environ.get("SLURM_JOB_CPUS_PER_NODE", "")))
-        cpus = given or (str(min(counts)) if counts else "")
+        cpus = given or (str(min(counts)) if counts else "")  # nodes may differ
         return (f"--cpus-per-task={cpus}",) if cpus else ()
 
     def register(self) -> None:

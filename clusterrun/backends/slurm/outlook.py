@@ -77,6 +77,7 @@ class NodeRequest:
 
     def most(self, here: Sequence[NodeGroup]) -> int:
         """Return how many nodes of a partition it may have."""
+        # All groups of a partition have its limit.
         limits = (group.most_nodes for group in here[:1] if group.most_nodes is not None)
         return min((self.count(here), *limits))
 
@@ -85,7 +86,7 @@ def explained(job: JobStatus) -> JobStatus:
     """Add why a job waits for nodes, in numbers, and what would start sooner, if Slurm answers."""
     pending, asked = job.pending, job.asked
     if not (pending and asked and asked.partition and asked.asked_nodes is not None):
-        return job
+        return job  # it does not wait, or its request is unknown
     is_of_nodes = pending.names_nodes or pending.code in OF_NODES
     if not is_of_nodes and pending.code != "ReqNodeNotAvail":
         return job
@@ -136,6 +137,7 @@ def of_nodes(code: str, request: NodeRequest, groups: Sequence[NodeGroup]) -> Ou
     """Explain a wait from sinfo's answer."""
     own = {name: _of(name, groups) for name in request.partitions if _of(name, groups)}
     facts = tuple(fact for here in own.values() for fact in _facts(request, here))
+    # This code also means that nodes which the job needs are down or drained.
     is_out = code == "PartitionNodeLimit" and any(f.kind is FactKind.NODES_OUT for f in facts)
     usable = [group for group in groups if group.is_up]
     sooner = tuple(_sooner(code, request, [*own], usable)) if own else ()
@@ -167,7 +169,7 @@ def _facts(request: NodeRequest, here: Sequence[NodeGroup]) -> Iterator[Fact]:
         yield dataclasses.replace(about, kind=FactKind.TOO_MANY_NODES, limit=limit, uses=())
     if about.uses:
         yield about
-    if asked <= limit and total - uses[Use.OUT] < asked:
+    if asked <= limit and total - uses[Use.OUT] < asked:  # it needs some that are out
         out = [group for group in here if group.use is Use.OUT and request.fits(group)]
         for group in sorted(out, key=lambda group: -group.count)[:MOST_REASONS]:
             yield Fact(
@@ -195,7 +197,7 @@ def _sooner(
     most = min((group.most_nodes for group in mine if group.most_nodes), default=idle)
     nodes = min(idle, most) - request.spare_nodes
     is_fewer = 0 < nodes < request.nodes - request.spare_nodes
-    if is_fewer and code in ("Resources", "PartitionNodeLimit"):
+    if is_fewer and code in ("Resources", "PartitionNodeLimit"):  # else they do not help
         yield Sooner(idle=idle, nodes=nodes, limit_s=allowed_s)
     others = [group for group in groups if group not in mine]
     # Behind other jobs, idle nodes of the own partitions do not help: those jobs get them.

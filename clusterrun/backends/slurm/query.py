@@ -194,7 +194,7 @@ def _job(source: str, row: Mapping[str, str], *, limit_unit_s: int = 1) -> Sched
     nodes = fields["NodeList"]
     nodelist = "" if nodes in ("(null)", "None assigned") else nodes
     has_started = bool(nodelist) and state not in (JobState.PENDING, JobState.UNKNOWN)
-    stale = state.is_terminal and reason in WAITING
+    is_stale = state.is_terminal and reason in WAITING
     code, number = parse_exit(fields["ExitCode"]) if state.is_terminal else (None, None)
     limit_s = parse_clock(fields["TimeLimit"], bare_s=limit_unit_s)
     start, asked = parse_time(fields["StartTime"]), fields["NumNodes"]
@@ -202,7 +202,7 @@ def _job(source: str, row: Mapping[str, str], *, limit_unit_s: int = 1) -> Sched
         job_id=fields["JobId"],
         source=source,
         state=state,
-        reason="" if stale or reason in ("None", "(null)") else reason,
+        reason="" if is_stale or reason in ("None", "(null)") else reason,
         nodelist=nodelist,
         elapsed_s=parse_clock(fields["RunTime"]) if has_started else None,
         limit_s=None if limit_s == YEAR_S else limit_s,

@@ -257,7 +257,7 @@ def nodes(plan: Plan) -> Finding:
         return ok(name, f"no node of {names} is down or drained, of {len(every)}")
     left = max(len(_hosts(each) - out) for each in here.values())
     text = f"{len(out)} of {count(len(every), 'node')} are down or drained: {_reasons(groups)}"
-    if left < wanted <= len(every):
+    if left < wanted <= len(every):  # `limits` reports a partition that is too small
         fewer = f"request fewer with --nodes {left}, or wait; " if left else "wait; "
         return fail(name, f"{text}; {left} are left for a job of {wanted}", fewer + see)
     return note(name, text, see)

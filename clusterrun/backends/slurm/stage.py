@@ -67,6 +67,7 @@ def main(argv: Sequence[str]) -> NoReturn:
         with contextlib.suppress(OSError):
             paths.stage_script.unlink()
         say_on_stderr(f"the nodes use the original {sys.prefix}: {describe(error)}")
+    # What is ignored here, the last two by Python, srun would ignore, too.
     for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     os.environ[STAGED_AT] = f"{time.time():.3f}"
@@ -116,7 +117,7 @@ def node_directory(plan: Plan, environ: Mapping[str, str]) -> str:
 
 
 def key_of(prefix: Path) -> str:
-    """Return a hash of the names, sizes and times of all files, without imports' bytecode."""
+    """Return a hash of the names, modes, sizes and times of all files but imports' bytecode."""
     digest = hashlib.sha256(f"2 {prefix}".encode(errors="surrogateescape"))  # 2: key version
     level = [str(prefix)]
     with ThreadPoolExecutor(THREADS) as pool:
