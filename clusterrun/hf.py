@@ -88,7 +88,7 @@ class CheckpointCallback(TrainerCallback):  # type: ignore[misc]  # transformers
         """Mark the checkpoint once all ranks have written their files; stop if asked to."""
         path = _checkpoint(args, state)
         here, world_size = joined_world()
-        gathered(None)
+        gathered(None)  # waits until all ranks have written
         sharing = Sharing.of_this_rank()
         parts, problem = settled_together(path, sharing)
         settings = batch_settings(args, world_size)

@@ -242,7 +242,7 @@ class _Steps:
         self._next = self._next_alive = 0.0
         self._has_own = False
         self.losses = LossWatch()
-        self._held: tuple[Any, Any, dict[str, Any], float] | None = None
+        self._held: tuple[Any, Any, dict[str, Any], float] | None = None  # written at exit
 
     def alive(self) -> None:
         now = time.monotonic()
@@ -251,6 +251,7 @@ class _Steps:
             emit("alive")
 
     def report(self, step: Any, total: Any, metrics: dict[str, Any], *, is_own: bool) -> None:
+        """Write the step if the last one is a second old or it is the final one, else hold it."""
         self._has_own |= is_own
         if self._has_own and not is_own:
             self.alive()

@@ -76,7 +76,7 @@ def _first(problems: Iterable[str]) -> str:
 
 
 def agreed_problem(deed: Callable[[], object] | None) -> str:
-    """Call `deed` on this rank; on all ranks return the first disk error of any rank."""
+    """Call `deed` on this rank (None: nothing); on all, return the first disk error of any."""
     problem = ""
     try:
         if deed is not None:

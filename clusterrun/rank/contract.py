@@ -76,7 +76,7 @@ class Contract:
         self._page = runtime.control_page(self._slot)
         self.first_step = FirstStep()
         self.engine = EngineWatch(self, env, self.first_step)
-        if self.is_checked and (self._page or not is_child):
+        if self.is_checked and (self._page or not is_child):  # a child asks the page
             self.first_step.add(self.check_step)
 
     @property
@@ -201,6 +201,7 @@ def install(contract: Contract) -> None:
     patch_on_import(patches)
     register = faulthandler.register
 
+    # A handler of faulthandler prints stacks: the rank saves nothing on that signal.
     def register_dump(signum: int, *args: Any, **kwargs: Any) -> None:
         register(signum, *args, **kwargs)
         contract.prints_stacks(signum)
@@ -240,6 +241,7 @@ def _host_own_stores(module: ModuleType) -> None:
     if hosted is None:
         return
     names = {**vars(module), "_torchelastic_use_agent_store": lambda: False}
+    # A copy of the function, for which no launcher hosts stores.
     own = FunctionType(hosted.__code__, names, hosted.__name__, hosted.__defaults__)
 
     @functools.wraps(hosted)
@@ -292,7 +294,7 @@ class _Call:
         if isinstance(given, int) and given >= 0:
             return given
         text = os.environ.get(variable, "")
-        is_in_url = "?" in str(self._given.get("init_method"))
+        is_in_url = "?" in str(self._given.get("init_method"))  # as tcp://HOST:PORT?rank=1
         return int(text) if text.isdigit() and not is_in_url else None
 
     def give_timeout(self, timeout_s: int) -> None:

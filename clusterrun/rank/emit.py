@@ -175,6 +175,7 @@ def write_dumps(spool: str, rank: int) -> None:
 
 
 def _dump(name: str) -> bytes | None:
+    """Return what one of torch's recorders has; None without this recorder, or if it fails."""
     bindings: Any = sys.modules.get("torch._C._distributed_c10d")
     dump: Callable[[], bytes] | None = getattr(bindings, name, None)
     with contextlib.suppress(Exception):

@@ -97,6 +97,7 @@ class RankEnd:
             self._exit_at_once()
 
     def _exit_at_once(self) -> NoReturn:
+        """Flush the open files, and exit without Python's own end."""
         # Destroying the group may hang if peers are gone. Without it, gloo's threads abort the
         # process ("terminate called without an active exception") and its exit status is lost.
         gc.unfreeze()  # the collector does not list what a script, or the forge, has frozen

@@ -129,7 +129,8 @@ class EngineWatch:
     def _require(self, engine: Engine, who: str) -> None:
         """Check at each step that an engine that shards was made, until it is."""
         is_alone = engine is Engine.FSDP and self._world.expected == 1  # it shards nothing
-        if engine in _SWITCHES and engine not in self._made and self._world.holds and not is_alone:
+        has_shards = engine in _SWITCHES and not is_alone
+        if has_shards and engine not in self._made and self._world.holds:
             self._missing.setdefault(engine, who)
             self._first_step.add(self._check_step)
 
@@ -155,6 +156,7 @@ class EngineWatch:
         self._world.break_off(message, cause=cause, hint=hint, kind="engine")
 
     def _watch_class(self, name: str, engine: Engine, module: ModuleType) -> None:
+        """Note the engine when this rank makes an instance of the class `name`."""
         if (watched := getattr(module, name, None)) is None:
             return
         original = watched.__init__
@@ -172,6 +174,7 @@ class EngineWatch:
         watched.__init__ = __init__
 
     def _watch_accelerate(self, module: ModuleType) -> None:
+        """Check each Accelerator: whether it has the engine that it, or the launch, requests."""
         accelerator: Any = module.Accelerator
         original = accelerator.__init__
         signature = inspect.signature(original)
@@ -201,7 +204,7 @@ class EngineWatch:
             return None
         if engine is self._launched:
             return engine, _LAUNCH
-        return engine, _SCRIPT if plugin else f"{_SWITCHES[engine]}=true"
+        return engine, (_SCRIPT if plugin else f"{_SWITCHES[engine]}=true")
 
     def _check_accelerator(self, used: Engine | None, wish: tuple[Engine, str] | None) -> None:
         """Break off if accelerate will prepare models for another engine than the requested one."""

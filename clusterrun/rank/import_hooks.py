@@ -35,6 +35,7 @@ class _Hook:
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        """Return what the other finders find for a watched module; None for any other."""
         if (patch := self._patches.get(name)) is None:
             return None
         for finder in sys.meta_path:

@@ -177,7 +177,7 @@ class Checkpoints:
             with _refusals() as refused:
                 write(unfinished)
             if refused:
-                raise OSError(errno.ENOSPC, refused[0])
+                raise OSError(errno.ENOSPC, refused[0])  # what torch.save raised before
 
         problem = agreed_problem(begin if sharing.is_first else None) or agreed_problem(fill)
         return ((), problem) if problem else settled_together(unfinished, sharing)

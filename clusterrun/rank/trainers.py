@@ -67,6 +67,7 @@ def _watch_transformers(module: ModuleType) -> None:
     trainer: Any = getattr(module, "Trainer", None)
     code = getattr(getattr(trainer, "train", None), "__code__", None)
     is_on = os.environ.get("CLUSTERRUN_TRAINER_RESUME") == "1"
+    # Another first parameter: a version that this does not know.
     if not (is_on and code and code.co_varnames[1:2] == ("resume_from_checkpoint",)):
         return
     train = trainer.train
@@ -176,7 +177,7 @@ def _begin(trainer: Any, asked: Any) -> Any:
         return asked
     args, folder = trainer.args, os.path.abspath(trainer.args.output_dir)
     if folder in _trainings:  # such as another fold: its checkpoints have the names of the first's
-        forget(args, -1)
+        forget(args, -1)  # all
         _trainings[folder] = None
         return asked
     with contextlib.suppress(ClusterrunError):  # this rank has joined no world

@@ -44,7 +44,7 @@ def main() -> None:
     argv = sys.argv[1:]
     if not argv or argv == ["-m"]:
         sys.exit("usage: python -m clusterrun.rank.worker SCRIPT [ARGS...] | -m MODULE [ARGS...]")
-    os.environ.pop(given.OWN_RANK, None)
+    os.environ.pop(given.OWN_RANK, None)  # an inherited one
     os.environ[given.OWN_RANK] = str(runtime.rank())
     os.environ[given.STORE_PORT] = os.environ.get("MASTER_PORT", "")
     with contextlib.suppress(OSError):
@@ -138,7 +138,7 @@ def _run(argv: Sequence[str], contract: world.Contract, ending: RankEnd) -> None
     try:
         _execute(argv)
     except SystemExit as stop:
-        code = (stop.code or 0) & 0xFF if isinstance(stop.code, int | None) else 1
+        code = (stop.code or 0) & 0xFF if isinstance(stop.code, int | None) else 1  # it has 8 bits
         if code == 0:
             contract.check_end()
         else:

@@ -113,6 +113,7 @@ class Agent:
             self._notes.close()
 
     async def _run(self) -> int:
+        """Meet the other nodes, then train; report it if this node cannot take part."""
         asyncio.get_running_loop().set_exception_handler(
             lambda _, context: self._journal.say(task_error(context), tell=True)
         )
@@ -136,6 +137,7 @@ class Agent:
         finally:
             report.cancel()
         met = vars(parameters)
+        # Leave out accelerate's variables: there are many.
         self._journal.event("rendezvous", **{n: v for n, v in met.items() if n != "variables"})
         if self._who.is_first:
             self._journal.say_where(parameters)
@@ -188,7 +190,7 @@ class Agent:
         self._launcher.start()
         sampler.start()
         self._is_running = True
-        if self.was_warned:
+        if self.was_warned:  # before the launch
             self.warn()
         try:
             ending = await guarded(self._link.ending(), self._watch())
@@ -226,6 +228,7 @@ class Agent:
                 self._launcher_ended(result)
                 break
             await asyncio.sleep(TICK_S)
+        # Once the attempt is settled, `guarded` ends this wait; a cancellation is a failure.
         await self._cancelled.wait()
         self._link.report_failure(cancelled(self._who.node))
 
@@ -275,7 +278,7 @@ class Agent:
             message = f"the launcher {how_ended(result.code)}{when}"
         failure = Failure(
             node=self._who.node,
-            code=128 - result.code if result.code < 0 else result.code or 1,
+            code=128 - result.code if result.code < 0 else result.code or 1,  # 1: ranks are missing
             signal=max(0, -result.code),
             cause=Cause.LAUNCHER,
             message=f"{message}: {result.last_line}" if result.last_line else message,
@@ -285,6 +288,7 @@ class Agent:
     # What the conductor asks
 
     def _answerers(self) -> dict[str, Answerer]:
+        """Return what answers each question of the conductor."""
         return {
             "hold": partial(interruption.hold, self._page),
             "decide": partial(interruption.decide, self._page),
@@ -324,7 +328,7 @@ class Agent:
     # At the end
 
     async def _terminate(self) -> None:
-        """Have the ranks end within a grace time."""
+        """Have the ranks end within a grace time: shorter if they were warned or do not save."""
         warned = self._own.warned
         grace_s = GRACE_S
         if all(map(self._page.does_not_save_on, self._page.ranks)):
@@ -334,7 +338,7 @@ class Agent:
         deadline = time.monotonic() + grace_s
         self._launcher.revoke()
         if not self._is_over():
-            self._ranks.terminate(besides=warned)
+            self._ranks.terminate(besides=warned)  # these have had a signal, and may be saving
         while not self._is_over() and time.monotonic() < deadline:
             await asyncio.sleep(END_POLL_S)
         if self._forge is not None:
@@ -378,6 +382,7 @@ class Agent:
         self._link.tell("done", has_left=self._page.has_left)
         is_drained = await asyncio.to_thread(self._journal.finish, DRAIN_S)
         can_rest = is_drained and self.may_rest and ending.cause.is_failure
+        # Over ssh, each attempt chooses its hosts anew.
         if self._is_stuck or self.was_signalled or self._plan.cluster.scheduler.has_hosts:
             can_rest = False
         following = await self._link.rest(is_well=can_rest)

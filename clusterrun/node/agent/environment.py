@@ -39,7 +39,7 @@ def rank_environment(
         # accelerate has no --rdzv_id; with "none" for all, two jobs could share one store.
         "PET_RDZV_ID": run_id,
     }
-    # The node's CPUs are divided among its ranks unless env.sh did; a login shell's value goes.
+    # Divide the node's CPUs among its ranks, unless env.sh did; replace a login shell's value.
     names = [variable.name for variable in plan.env]
     threads = openmp(names, ranks=plan.procs_per_node, nodes=len(who.nodes))
     needs_gloo = plan.strategy.is_deepspeed and plan.device is Device.CPU

@@ -82,10 +82,10 @@ class NodeLauncher(ABC):
     def _run(
         self, argv: Sequence[str], env: Mapping[str, str], *, blocks_warnings: bool = False
     ) -> None:
-        """Start a process unless one was refused; with `blocks_warnings`, it is to unblock them."""
+        """Start a process unless one was refused; if `blocks_warnings`, it must unblock them."""
         if self._refused:
             return
-        blocked = WARNINGS if blocks_warnings else ()  # a mask survives exec
+        blocked = WARNINGS if blocks_warnings else ()  # until it handles them: a mask survives exec
         try:
             with held(*blocked), open(self._spool.launcher_output, "ab") as output:
                 process = subprocess.Popen(
@@ -158,6 +158,7 @@ class RankLauncher(NodeLauncher):
         self._has_store = who.is_first and is_store_used(parameters.variables)
         self._place = (parameters.address, parameters.port, plan.nodes, plan.rendezvous_timeout_s)
         self._forge, self._say = forge, say
+        # Whether the attempt ends with the forge, the ranks are new interpreters, none may start.
         self._needs_forge, self._are_fresh, self._is_revoked = forge is not None, False, False
 
     @property
@@ -167,7 +168,7 @@ class RankLauncher(NodeLauncher):
 
     @property
     def ranks(self) -> Mapping[int, int]:
-        """The processes of the ranks; the agent reaps those that it has started."""
+        """The processes of the ranks; the forge reaps its forks, the agent those it has started."""
         self._follow_forge()
         pids = self._forge.pids if self._forge and not self._are_fresh else super().pids
         return dict(zip(self._numbers, pids, strict=False))  # the store may follow them
@@ -284,6 +285,7 @@ async def launch_variables(
     asked = LaunchParameters(
         address=LOOPBACK,
         port=1,  # accelerate checks that nothing listens there
+        # For HEAD, any value will do: each node replaces it with the decided one (`of_rank`).
         precision=Precision.BF16.value if precision is Precision.HEAD else precision.value,
     )
     words = ("--log_dir", str(spool.launcher_dir), *launch_arguments(attempt, asked))
@@ -326,7 +328,7 @@ async def prepare_launch(
     if why and plan.launcher is not Launcher.ACCELERATE:
         journal.say_not_forked(f"{NOT_FORKED.format('by accelerate launch')}: {why}")
     if not variables and plan.is_smoke:  # accelerate may not start where nodes are checked
-        names = ("RANK", "LOCAL_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+        names = ("RANK", "LOCAL_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")  # see of_rank
         sizes = {"WORLD_SIZE": plan.world_size, "LOCAL_WORLD_SIZE": plan.procs_per_node}
         variables = {**dict.fromkeys(names, ""), **{n: str(size) for n, size in sizes.items()}}
     return port or rendezvous_port(attempt), variables

@@ -103,7 +103,7 @@ class Post:
             return await agent.run()
         finally:
             self._agent = self._loop = None
-            if agent.next_attempt and agent.was_warned:
+            if agent.next_attempt and agent.was_warned:  # while it rested
                 self._kept.append(Agent.warn)
 
     def close(self) -> None:

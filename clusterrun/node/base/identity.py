@@ -78,7 +78,7 @@ def _slurm(env: Mapping[str, str], nodes: int) -> Identity:
         node=env.get("SLURMD_NODENAME") or hosts[rank],
         node_rank=rank,
         nodes=hosts,
-        conductor=next(iter(_nodes(env.get("SLURM_JOB_NODELIST", ""))), hosts[0]),
+        conductor=next(iter(_nodes(env.get("SLURM_JOB_NODELIST", ""))), hosts[0]),  # the batch host
     )
 
 

@@ -18,7 +18,7 @@ def candidate_ports(job: str, attempt: int, within: tuple[int, int]) -> tuple[in
     """
     first, last = within
     size = last - first + 1
-    stride = _STRIDE if size % _STRIDE else 1
+    stride = _STRIDE if size % _STRIDE else 1  # a divisor of `size` would repeat ports
     start = zlib.crc32(f"{job}:{attempt}".encode())
     numbers = range(min(size, CANDIDATES))
     return tuple(first + (start + number * stride) % size for number in numbers)

@@ -177,7 +177,7 @@ def reap_adopted(besides: Collection[int]) -> None:
     with contextlib.suppress(ChildProcessError):
         while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             if ended.si_pid in besides:
-                return
+                return  # others reap it; until then, waitid returns it again
             os.waitpid(ended.si_pid, 0)
 
 

@@ -76,11 +76,11 @@ class Agents:
         return self._leader.ending if self._leader is not None else None
 
     def begin(self, attempt: int) -> None:
-        """Expect the agents of an attempt, once `serve` was called. Raises ClusterrunError."""
+        """Expect the agents of an attempt, as soon as a thread serves. Raises ClusterrunError."""
         if self._listener is None:
             self._listener = self._listen()
         if self._loop is None:
-            self.state, self._first = AgentsState.TRAIN, attempt
+            self.state, self._first = AgentsState.TRAIN, attempt  # `_run` leads it
         elif not self._ask(self._begin(attempt)):
             raise ClusterrunError("the thread that leads the agents does not answer")
 
@@ -101,7 +101,7 @@ class Agents:
         raise ClusterrunError(text, hint="set network.port_range")
 
     def serve(self) -> None:
-        """Start the thread, if it does not run: after the first step, which need not wait."""
+        """Start the thread if it does not run. The step starts first: it need not wait for this."""
         if self._thread is None:
             self._is_there.clear()
             self._thread = threading.Thread(target=self._serve, name="agents", daemon=True)

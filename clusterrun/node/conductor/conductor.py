@@ -146,7 +146,7 @@ class Conductor:
             while not self._with_room(partial(take_attempt, self.paths, number, self.owner)):
                 if self.attempt:
                     self._leave(f"attempt {number} of this run has begun elsewhere")
-                number += 1
+                number += 1  # the first of this job: another number is free
         except OSError as error:
             say_on_stderr(f"cannot write to {self.paths.attempts_dir}: {error}")
             raise _OverError(Finish(state=JobState.FAILED, code=1)) from error
@@ -175,11 +175,12 @@ class Conductor:
         except (OSError, ClusterrunError) as error:
             say_on_stderr(f"cannot start attempt {self.attempt}: {describe(error)}")
             raise _OverError(Finish(state=JobState.FAILED, code=127)) from error
+        # Without a code, the step still runs: its agents rest, or it waits for a lost node.
         self.code = int(NodeExit.NODE_LOST) if code is None else code
         ending = self.agents.finish() if code is not None else self.agents.ending
         if self.code and ending is not None:  # the agents know which rank failed first
             self.code = ending.code or self.code
-        elif self.code:  # srun's is that of the task that it killed last
+        elif self.code:  # a failed setup's, if any: srun has that of the task that it killed last
             with contextlib.suppress(OSError, ValueError):
                 self.code = int(self.paths.status(self.attempt).read_text(encoding="ascii"))
 
@@ -200,7 +201,7 @@ class Conductor:
         self._take()
         if decision.state is JobState.TIMEOUT:  # on this machine, which has no queue
             self._limit_time()
-        elif self.time_is_short:
+        elif self.time_is_short:  # the warning came before
             write_request(self.paths.request(self.attempt), Reason.TIME_LIMIT)
         self.agents_rest = self.agents_rest and self.agents.go_on(self.attempt)
         if not self.agents_rest:
@@ -237,6 +238,7 @@ class Conductor:
         return conclude(self.paths, self.attempt, self.code, host.environ, host.unreachable)
 
     def _decide(self) -> Decision:
+        """Return and print the decision; end the run if there is none."""
         try:
             decision = self.conclude()
         except Exception as error:
@@ -273,7 +275,7 @@ class Conductor:
         """Have Slurm start the run's next job: this one again, or a successor."""
         from clusterrun.node.base.processes import held  # the rule book has imported it
 
-        self.continues_elsewhere = True
+        self.continues_elsewhere = True  # `_terminate` writes no end
         if decision.next is Next.REQUEUE and self._requeue():
             return ELSEWHERE
         try:
@@ -282,7 +284,7 @@ class Conductor:
         except (ClusterrunError, OSError, ValueError) as error:
             job_id = ""
             say_on_stderr(f"cannot submit a successor: {describe(error)}")
-        self._wait(0)
+        self._wait(0)  # for a SIGTERM that was held
         if job_id:
             say_on_stderr(f"job {job_id} continues the run")
             self.host.stay_down()
@@ -412,8 +414,9 @@ class Conductor:
             pause(ROOM_POLL_S)
 
     def _write_end(self, state: JobState, code: int) -> None:
+        """Write end.json; wait for room on the disk if nothing else records the end."""
         try:
-            if self.host.is_witness:
+            if self.host.is_witness:  # Slurm records it, too
                 write_end(self.paths, state, code)
             else:
                 self._with_room(partial(write_end, self.paths, state, code), is_last=True)

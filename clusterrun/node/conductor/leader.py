@@ -81,7 +81,7 @@ class Leader:
         """Lead the attempt to its end, then let its agents rest or exit; report their state."""
         state = AgentsState.LEFT  # without a leader, agents are not awaited
         try:
-            await self.head.secret()
+            await self.head.secret()  # each agent has to prove that it knows it
             ending = await self._run()
             if ending.failure is not None and ending.cause is Cause.NODE_LOST:
                 lost = asdict(ending.failure)
@@ -89,7 +89,7 @@ class Leader:
             await self._record(ending)  # the step may end while the agents stop
             is_quiet = not self.head.is_launched or await self.head.stop(ending)
             self._tasks.cancel()
-            await self._record(ending)
+            await self._record(ending)  # again: the ranks may have saved since
             if ending.code and not self._is_printed:
                 self._tell(self._named(" ".join(ending.reason.split())))
             is_lost = ending.cause is Cause.NODE_LOST
@@ -116,7 +116,7 @@ class Leader:
     async def finish(self) -> None:
         """Wait for the end of an attempt whose step has ended."""
         self.head.step_ended()
-        if self.head.peers:
+        if self.head.peers:  # else no agent has joined
             await asyncio.wait([self._leading], timeout=FINISH_S)
         else:
             self._leading.cancel()
@@ -147,7 +147,7 @@ class Leader:
             raise NodeError(code, text, is_told=True)
 
     async def _record(self, ending: Ending) -> None:
-        """Record how the attempt ended; what a node has printed is read from there."""
+        """Record how the attempt ended, unless a node has printed why: `conclude` reads that."""
         self.ending = ending
         if not self._is_printed:
             await self._disk.do(partial(self._account.close, ending, self.head.names))
@@ -252,6 +252,7 @@ class Leader:
         from clusterrun.node.watch.interruption import Interruption, named_signals
 
         plan, head, paths = self._plan, self.head, self._paths
+        # More ranks may yet fail alike. If most do, the script is at fault; no restart has to wait.
         head.decision.may_wait = lambda alike, reports: (
             0 < alike <= plan.world_size / 2
             and reports < plan.world_size

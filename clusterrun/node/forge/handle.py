@@ -43,7 +43,7 @@ class Forge:
             self._send("variables", env=env, arguments=list(arguments))
 
         def is_known() -> bool:
-            # A module of the user cannot prevent the answer.
+            # With its libraries, the forge answers even if a module of the user closes it.
             cannot_come = bool(self.why_closed) and not self._has_libraries
             return self._variables is not None or cannot_come
 
@@ -130,6 +130,7 @@ class Forge:
         return text
 
     def _send(self, order: str, **fields: Any) -> None:
+        """Send an order; if that fails, the forge counts as closed."""
         try:
             send(self._socket, {"order": order, **fields})
         except OSError as error:

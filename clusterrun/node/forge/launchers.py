@@ -97,7 +97,7 @@ def capture(
             raise ValueError("torch binds the ranks to NUMA nodes")
         if (envs := given.get("envs")) is None:  # accelerate's launcher for one process
             answer([_new(given["env"], before)])
-        given["logs_specs"].reify(envs)
+        given["logs_specs"].reify(envs)  # adds the error files
         answer([_new({**os.environ, **envs[local]}, before) for local in sorted(envs)])
 
     from accelerate.commands import launch

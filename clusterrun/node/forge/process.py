@@ -69,7 +69,7 @@ class ForgeProcess:
         strategy = self._plan["strategy"]
         of_ranks = ranks.imports_of_all(strategy, self._project.imported)
         try:
-            if not is_head:
+            if not is_head:  # the head needs the libraries anyway, to answer
                 self._check_variables(of_ranks)
             libraries = ["torch", "torch.distributed", "accelerate"]
             if strategy.startswith("zero"):
@@ -158,6 +158,7 @@ class ForgeProcess:
     # The environment and the store: forks that never become ranks
 
     def _find_variables(self, order: Mapping[str, Any]) -> None:
+        """Answer what `accelerate launch` adds to the ranks' environment."""
         given = order["env"]
 
         def find() -> NoReturn:
@@ -228,7 +229,7 @@ class ForgeProcess:
             pids.append(pid)
         self._children += pids
         if not problem:
-            os.write(gate[1], bytes(len(pids)))
+            os.write(gate[1], bytes(len(pids)))  # without a byte, each rank exits
         for end in gate:
             os.close(end)
         if problem:

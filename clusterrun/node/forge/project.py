@@ -42,22 +42,22 @@ class ProjectFiles:
         nodes = (each for node in body for each in ast.walk(node))
         self.files[path] = tuple(nodes) if is_relevant else ()
         for node in _statements(body):
-            is_first = node in body
+            is_top_level = node in body
             if isinstance(node, ast.Import):
                 for alias in node.names:
-                    self._import(alias.name, (), is_first=is_first)
+                    self._import(alias.name, (), is_top_level=is_top_level)
             elif isinstance(node, ast.ImportFrom):
                 names = [alias.name for alias in node.names]
-                self._import(_absolute(node, package), names, is_first=is_first)
+                self._import(_absolute(node, package), names, is_top_level=is_top_level)
 
-    def _import(self, module: str, names: Sequence[str], *, is_first: bool) -> None:
+    def _import(self, module: str, names: Sequence[str], *, is_top_level: bool) -> None:
         """Read the files of a module, or note one that the project does not have."""
         parents = accumulate(module.split("."), lambda above, name: f"{above}.{name}")  # a, a.b, …
-        modules = (*parents, *(f"{module}.{name}" for name in names))
+        modules = (*parents, *(f"{module}.{name}" for name in names))  # a name may be a module
         found = [each for each in (_file(each, self.directories) for each in modules) if each[0]]
         for path, package in found:
             self._read(path, package)
-        if is_first and not found:
+        if is_top_level and not found:
             self.imported.add(module.partition(".")[0])
 
 
@@ -104,7 +104,7 @@ def _parsed(path: str) -> tuple[list[ast.stmt], bool]:
 def _statements(body: Sequence[ast.stmt]) -> list[ast.AST]:
     """Return the statements of a file, then those in its functions and blocks."""
     found: list[ast.AST] = list(body)
-    for node in found:
+    for node in found:  # it grows
         for part in ("body", "handlers", "orelse", "finalbody", "cases"):
             found += getattr(node, part, ())
     return found
@@ -152,8 +152,8 @@ class _Meanings:
         """Return the variables that an expression changes; None if it may change any."""
         match node:
             case (
-                ast.Subscript(ctx=ast.Store() | ast.Del(), value=owner, slice=value)
-                | ast.AugAssign(target=owner, value=value)
+                ast.Subscript(ctx=ast.Store() | ast.Del(), value=owner, slice=value)  # env[…] = …
+                | ast.AugAssign(target=owner, value=value)  # env |= {…}
             ):
                 return _keys([value]) if _name(owner) in self._environ else []
             case ast.Call(func=function, args=args, keywords=keywords):
@@ -240,7 +240,8 @@ def read_early(names: Iterable[str], modules: Iterable[str]) -> list[str]:
     """Return the variables that torch, its companions or these modules read at their import."""
     roots = {module.partition(".")[0] for module in modules}
     early = (*_READ_EARLY, *(prefix for root in roots for prefix in _READ_BY.get(root, ())))
-    late = _LATE if "datasets" in roots else (*_LATE, *_OF_DATASETS)  # HF_ is the hub's, too
+    # A name of datasets may begin as one of the hub's: HF_DATASETS_ and HF_.
+    late = _LATE if "datasets" in roots else (*_LATE, *_OF_DATASETS)
     return sorted(name for name in {*names} if name.startswith(early) and not name.startswith(late))
 
 

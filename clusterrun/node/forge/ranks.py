@@ -212,7 +212,7 @@ def check_environment(ours: Mapping[str, str], theirs: Mapping[str, str]) -> Non
     names = {n for n in {*ours, *theirs} if theirs.get(n) not in (ours.get(n), same.get(n, ""))}
     late = {n for n in names if n.startswith(READ_LATE) or n == "PYTHONPATH"}
     if "libiomp" not in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace"):
-        late |= {n for n in names if n.startswith("KMP_")}
+        late |= {n for n in names if n.startswith("KMP_")}  # Intel's OpenMP reads them
     if names - late:
         text = ", ".join(sorted(names - late))
         raise Closed(f"the ranks' environment differs before an import: {text}", _REPORT)
@@ -257,7 +257,7 @@ def become(
     os.environ.clear()
     os.environ.update({**environ, **effects, "CLUSTERRUN_LAUNCHER_PID": str(launcher)})
     here = len(python_path(before))
-    sys.path[here:here] = added
+    sys.path[here:here] = added  # behind PYTHONPATH's own
     sys.argv = [WORKER_MODULE, *entry]
     sys.orig_argv = list(module_argv(sys.executable, WORKER_MODULE, *entry))
     _refresh_seeds()

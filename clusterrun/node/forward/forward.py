@@ -168,6 +168,7 @@ class Forwarder(threading.Thread):
         return not any(file.pending_bytes for file in self._files)
 
     def _forward_safely(self) -> bool:
+        """Forward one round; after an error, report it and go on."""
         try:
             return self._forward()
         except Exception as error:  # noqa: BLE001 - without this thread the job has no log
@@ -215,6 +216,7 @@ class Forwarder(threading.Thread):
         if waiting > limit and sources:
             largest = max(sources, key=lambda source: source.unread)
             reason = self._log.problem or "written faster than it could be forwarded"
+            # An eighth more than needed, so that not each round drops some.
             self._lose(largest, Loss(largest.drop(waiting - limit + limit // 8), reason))
 
     def _take_turns(self, now_us: int) -> bool:
@@ -273,7 +275,7 @@ class Forwarder(threading.Thread):
     def _lose(self, source: SpoolReader, loss: Loss) -> None:
         """Add to the loss that is recorded before the next line; it has one reason."""
         if source.lost.reason != loss.reason:
-            self._write_loss(source, 0, is_now=True)
+            self._write_loss(source, 0, is_now=True)  # 0: at the time of the last line
         source.lost = Loss(source.lost.size + loss.size, loss.reason)
 
     def _write_loss(self, source: SpoolReader, at_us: int, *, is_now: bool = False) -> None:

@@ -160,7 +160,7 @@ class SideFile:
         for text in [piece.text] if piece.is_cut else piece.text.split(b"\n")[:-1]:
             if source not in self._cut:
                 self._add_line(source, head, text, offset, is_cut=piece.is_cut)
-            elif not piece.is_cut:
+            elif not piece.is_cut:  # the end of a line that was cut
                 self._cut.discard(source)
             offset += len(head) + len(text) + 1
 
@@ -178,10 +178,10 @@ class SideFile:
 
     def _has_room(self, rank: str, kind: str, text: bytes) -> bool:
         """Return whether to keep a new line; remember if not."""
-        key = (rank, text.translate(None, _DIGITS))
+        key = (rank, text.translate(None, _DIGITS))  # alike but for numbers
         times = self._times.get(key, 0)
         room = FILE_BYTES - (SEVERE_BYTES if kind in ("", ERROR) else 0)
-        if times >= REPEATS or self._size + 2 * HEAD_BYTES + len(text) > room:
+        if times >= REPEATS or self._size + 2 * HEAD_BYTES + len(text) > room:  # head and fields
             self._lacks_some = True
             return False
         self._times[key] = times + 1

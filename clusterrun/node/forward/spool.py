@@ -270,7 +270,7 @@ class SpoolReader:
 def split_pieces(data: bytes, *, with_rest: bool = False) -> list[Piece]:
     """Split the bytes of one stream, in order, into blocks of whole lines and cut long lines.
 
-    An unfinished last line waits for more than LINE_BYTES; `with_rest` takes its whole characters.
+    Leave out an unfinished last line of up to LINE_BYTES; `with_rest` takes its whole characters.
     """
     pieces: list[Piece] = []
     start = 0

@@ -218,5 +218,6 @@ class StopDecision:
         if not all(failure.is_consequence for failure in self.failures):
             alike = Ending.of_first(self.failures).alike
             return ALIKE_S if self.may_wait(alike, len(self.failures)) else SETTLE_S
+        # Consequences alone: their cause may yet come, mostly soon and from the same node.
         is_elsewhere = [f.has_lost_peer or f.cause is Cause.WORLD_ELSEWHERE for f in self.failures]
         return CAUSE_S if any(is_elsewhere) else 2 * SETTLE_S

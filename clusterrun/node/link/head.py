@@ -204,7 +204,8 @@ class Head:
         """Start the ranks on all nodes."""
         self.is_launched = True
         about, is_beside = asdict(parameters), self.peers[0].is_beside
-        for peer in self.peers.values():  # each reaches the conductor's machine in its own way
+        # Each reaches the conductor's machine in its own way: "" is the address that it has used.
+        for peer in self.peers.values():
             address = "" if is_beside and not peer.is_beside else parameters.address
             peer.channel.send("welcome", **{**about, "address": address})
 
@@ -269,6 +270,7 @@ class Head:
             self.heard(str(kind), message)
 
     def _take_failure(self, peer: Peer, message: dict[str, Any]) -> None:
+        """Report a member's failure; before the launch, the attempt is refused for it."""
         try:
             failure: Failure = decoded(Failure, message)
         except ValueError:
@@ -335,6 +337,7 @@ class Head:
         await self._until(lambda: self._is_released or not self.is_whole, within_s)
 
     async def _until(self, is_so: Callable[[], bool], within_s: float) -> None:
+        """Wait until `is_so()`, at most `within_s`; ask again at each change."""
         until = time.monotonic() + within_s
         while not is_so() and (left_s := until - time.monotonic()) > 0:
             self._changed.clear()

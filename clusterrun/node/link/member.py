@@ -144,11 +144,12 @@ class Member:
         self._tasks.start(self._listen(channel))
         self._tasks.start(self._watch_conductor(channel))
         found: LaunchParameters = decoded(LaunchParameters, message)
-        address = found.address or channel.peer_address
+        address = found.address or channel.peer_address  # "": it is on the conductor's machine
         own_address = address if self._who.is_first else channel.own_address
         return dataclasses.replace(found, address=address, interface=interface_of(own_address))
 
     async def _welcome(self, channel: Channel) -> dict[str, Any]:
+        """Return the welcome, or the conductor's refusal. Raises NodeError if neither comes."""
         while message := await channel.receive():
             self._unanswered = 0
             if message.get("type") in ("welcome", "stop"):

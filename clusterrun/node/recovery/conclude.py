@@ -152,6 +152,7 @@ def conclude(
     if newest.interruption is Reason.TIME_LIMIT:  # or a person's signal, if much time is left
         left_s = time_left_s(env, newest.ended_at)
         if left_s is not None or not plan.time_minutes:
+            # Without a time limit, it was a person's.
             reason = warning_reason(float("inf") if left_s is None else left_s, plan.warning_s)
             newest = _interrupted(newest, reason)
     earlier = (read_outcome(paths, n) for n in range(1, _first(paths, number)))
@@ -160,6 +161,7 @@ def conclude(
         newest,
         step=record.ended.get(number) if newest.step is None else newest.step,
         checkpoint=_saved(paths, [*before, newest], record),
+        # A relaunch runs without the nodes that the decision before it left out.
         exclude=before[-1].exclude if before and before[-1].next is Next.RELAUNCH else (),
     )
     newest = dataclasses.replace(newest, verdict=judge(paths, newest))
@@ -263,14 +265,15 @@ def _saved(paths: RunPaths, history: Sequence[Outcome], record: StepRecord) -> i
 
 
 def _with_checkpoint(outcome: Outcome, record: StepRecord) -> Outcome:
-    """Add the newest checkpoint at the end of an attempt if its agents did not report it."""
+    """Add the newest checkpoint at the end of an attempt: its agents may have missed it."""
     newest = record.newest(outcome.attempt)
     if outcome.checkpoint is not None:
-        newest = max(outcome.checkpoint, *record.saved.get(outcome.attempt, ()), 0)
+        newest = max(outcome.checkpoint, *record.saved.get(outcome.attempt, ()), 0)  # 0: for max()
     return dataclasses.replace(outcome, checkpoint=newest)
 
 
 def _allocated(plan: Plan, env: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the job's nodes, which may be more than an attempt needs."""
     if plan.cluster.scheduler.is_this_machine:
         return tuple(map(local_node, range(plan.nodes)))
     if plan.cluster.scheduler.has_hosts:

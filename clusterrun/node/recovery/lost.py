@@ -49,6 +49,7 @@ def see_to_run(attempt: Attempt, loss: Ending, say: Callable[[str], None]) -> No
         if plan.cluster.scheduler.has_hosts:
             is_over = not _is_conducted(attempt)
         else:
+            # Slurm keeps a job that may lose nodes (--no-kill), although nothing runs in it.
             is_kept = plan.spare_nodes > 0 and bool(plan.cluster.scheduler.reads_sbatch)
             is_over = is_kept and _is_nearest(attempt) and not _is_requeued(who.job_id, say)
         if is_over:
@@ -89,7 +90,7 @@ def _is_nearest(attempt: Attempt) -> bool:
     if who.node == who.conductor or len(before) >= NEAREST or _goes_on(attempt):
         return False
     lost = (who.conductor, *before)
-    return unreachable((*lost, who.node)) == lost
+    return unreachable((*lost, who.node)) == lost  # this node must answer
 
 
 def _is_requeued(job_id: str, say: Callable[[str], None]) -> bool:

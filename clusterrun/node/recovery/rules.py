@@ -115,7 +115,7 @@ def _after_interruption(history: Sequence[Outcome], ground: Ground) -> Decision:
     newest = history[-1]
     if newest.code == NodeExit.CANCELLED:
         return _stop("cancelled")
-    if not (outlives := ground.plan.cluster.scheduler.outlives_shell):
+    if not (outlives := ground.plan.cluster.scheduler.outlives_shell):  # a Lack, which says why
         return _stop(f"{newest.reason}; {outlives}")
     is_preempted = newest.interruption is Reason.PREEMPT
     if (is_preempted or newest.is_handled) and len(_unsaved(history, ground)) >= PREEMPTIONS:
@@ -177,6 +177,7 @@ def _fruitless(history: Sequence[Outcome], ground: Ground) -> list[Outcome]:
     """
 
     def has_saved_nothing(outcome: Outcome) -> bool:
+        # If this or the next attempt began anew, what the script saved was of no use.
         return not outcome.is_handled or bool({outcome.attempt, outcome.attempt + 1} & ground.anew)
 
     return _not_preempted(takewhile(has_saved_nothing, _unsaved(history, ground)))

@@ -92,6 +92,7 @@ def _doubts(success: Success) -> Iterator[tuple[Doubt, str]]:
         yield Doubt.LOSS_NOT_FINITE, "the last loss is NaN or infinite"
         return
     enough = next((each for each in known if each.count >= LEAST_REPORTS), Losses())
+    # With rewards, as in GRPO, a loss of 0 is usual.
     if enough.is_constant and not (enough.last == 0 and printed.has_rewards):
         text = f"it was {enough.last:.6g} in all {enough.count} reports"
         yield Doubt.LOSS_CONSTANT, f"the loss never changed: {text}"
@@ -133,7 +134,8 @@ def _no_checkpoint(success: Success) -> str:
     written = [e.written_bytes for e in success.events if e.written_bytes is not None]
     wrote_nothing = bool(written) and max(written) < SAVED_BYTES
     saves = success.looked_for_checkpoint and not success.trainers  # a Trainer saves if asked
-    if saves and success.steps and success.steps[-1].step and wrote_nothing:
+    has_trained = bool(success.steps and success.steps[-1].step)
+    if saves and has_trained and wrote_nothing:
         return "the script looked for one to resume from, and saved none"
     return ""
 

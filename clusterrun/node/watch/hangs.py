@@ -127,7 +127,7 @@ def suspect(found: Iterable[RankPlace]) -> RankPlace | None:
     if halted := [place for place in given if place.state]:
         return halted[0]
     busy = [place for place in given if not place.is_waiting]
-    return busy[0] if 0 < len(busy) <= max(1, len(given) // 2) else None
+    return busy[0] if 0 < len(busy) <= max(1, len(given) // 2) else None  # most: none stands out
 
 
 def sentence(found: Iterable[RankPlace]) -> str:
@@ -163,7 +163,7 @@ async def everywhere(questions: Questions) -> tuple[list[RankPlace], Answers]:
 
 async def dump(ranks: Iterable[int], spool: Spool, within_s: float = DUMP_S) -> list[int]:
     """Have the ranks write their dumps into the spool; return those that did in time."""
-    before = {rank: _version(spool.dump(rank)) for rank in ranks}  # a rank needs only 1 ms
+    before = {rank: _version(spool.dump(rank)) for rank in ranks}  # a rank may answer at once
     waiting = {rank: old for rank, old in before.items() if _ask(spool.pipe(rank))}
     asked, deadline = sorted(waiting), time.monotonic() + within_s
     while waiting and time.monotonic() < deadline:
@@ -208,6 +208,7 @@ async def answer_looks(
 
 
 async def _looked(nodes: Sequence[str], questions: Questions) -> dict[str, Any]:
+    """Return where all ranks are, which have written dumps, and the nodes that did not answer."""
     places, answers = await everywhere(questions)
     dumps = await questions.ask("dump", live=True, within_s=2 * DUMP_S)
     given = (message.get("dumped", ()) for message in dumps.given.values())
@@ -222,6 +223,7 @@ class Progress:
     def __init__(self, floor_s: float) -> None:
         self.floor_s = floor_s  # the least time without either that counts as a hang; 0: none does
         self._steps = self._printed = self._extensions = 0
+        # In seconds of watching: without the time in which the job was suspended.
         self._watched_s = self._moved_at = self._step_at = 0.0
         self._looked_at: float | None = None
         self._durations = deque[float](maxlen=STEPS_MEASURED)
@@ -232,7 +234,7 @@ class Progress:
             self._watched_s += min(now - self._looked_at, LOOK_MOST_S)
         self._looked_at = now
         if steps > self._steps:
-            if self._steps:
+            if self._steps:  # not the first: its time includes the start
                 self._durations.append((self._watched_s - self._step_at) / (steps - self._steps))
             self._steps, self._step_at = steps, self._watched_s
             self._moved_at = self._watched_s
@@ -356,14 +358,16 @@ class HangWatch:
         steps = self._steps()
         found, silent, is_moving, is_saving = await self._look_twice()
         is_alive = (is_moving or is_saving) and self._progress.extend(is_saving)
-        if self._steps() == steps and not is_alive:  # none has ended in the meantime
+        if self._steps() == steps and not is_alive:  # no step ended meanwhile
             await self._end(f"no step ended for {stalled_s:.0f} s", found, silent)
 
     async def _end(self, text: str, found: list[RankPlace], unheard: int) -> None:
+        """Report the hang as the failure of the rank that stands out, once the evidence is kept."""
         self._is_reported = True
         if self.keep is not None:
             with contextlib.suppress(OSError, ValueError, asyncio.TimeoutError):
                 await asyncio.wait_for(self.keep(found), KEEP_S)
+        # If others have ended, each rank that is left is to blame.
         blamed = suspect(found) or next(iter(found if self._is_leaving else ()), None)
         where = f": {sentence(found)}" if found else ""
         silent = f"; {count(unheard, 'node')} did not answer" if unheard else ""

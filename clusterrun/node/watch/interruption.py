@@ -106,6 +106,7 @@ class Interruption:
         if self._is_unheard and self.reason and (self.is_used or self._is_handled):
             self._is_unheard = False
             self.happened("interrupted", reason=self.reason.value, heard=True)
+        # Again: to count the ranks that are left, and for handlers that were set since.
         if self._is_handled or (self.reason and not self.is_used):
             await self._warn_ranks()
         if reason := await self.disk.do(self._requested):
@@ -119,7 +120,7 @@ class Interruption:
         elif reason is not Reason.END and self.reason is None:
             self.reason = reason
             self.tasks.start(self._leave(reason))
-        else:
+        else:  # it is handled already
             self._settle()
 
     def saved(self) -> None:
@@ -217,8 +218,8 @@ class Interruption:
         if reason is Reason.PREEMPT:
             return
         if reason in (Reason.TIME_LIMIT, Reason.SIGNAL):
-            last_s = max(0.8 * self.warning_s, self.warning_s - LAST_S)
-            self._after(last_s, self._end_as_interrupted)
+            patience_s = max(0.8 * self.warning_s, self.warning_s - LAST_S)
+            self._after(patience_s, self._end_as_interrupted)
         left_s = self.warning_s
         if reason is Reason.TIME_LIMIT and self.end_s == float("inf"):  # Slurm knows the time left
             left_s = time_left_s(os.environ, time.time()) or left_s
@@ -245,9 +246,9 @@ class Interruption:
 
     def _completion(self) -> Ending:
         """Return how a training without failures ended: interrupted or complete."""
-        have_left = any(peer.has_left for peer in self.head.peers.values())
-        has_left = self._is_handled or (self.reason is not None and have_left)
-        is_early = has_left and not self.account.is_through
+        have_stopped = any(peer.has_left for peer in self.head.peers.values())
+        was_interrupted = self._is_handled or (self.reason is not None and have_stopped)
+        is_early = was_interrupted and not self.account.is_through
         return self._interrupted() if is_early else Ending.completed()
 
     def _interrupted(self) -> Ending:
@@ -306,7 +307,7 @@ def choose(handled: Collection[int], first: Collection[int]) -> int:
 
 def named_signals(request: str) -> tuple[int, ...]:
     """Return SIGUSR1 if slurm.signal names it; SIGUSR2 is also what clusterrun names."""
-    name = request.rpartition(":")[2].partition("@")[0].upper()
+    name = request.rpartition(":")[2].partition("@")[0].upper()  # as in B:USR1@120
     return (int(signal.SIGUSR1),) if name.removeprefix("SIG") in ("USR1", "10") else ()
 
 
@@ -376,7 +377,7 @@ class OwnSignals:
             if pid in self.warned or not number:
                 continue
             if number in delivered:
-                self.warned.add(pid)
+                self.warned.add(pid)  # Slurm has sent it
             elif pid in running:
                 with contextlib.suppress(OSError):
                     os.kill(pid, number)

@@ -120,6 +120,7 @@ def of_interest(messages: Iterable[str], pids: Pids, gpus: Collection[str]) -> I
 def _is_of_gpu(text: str, pids: Pids, gpus: Collection[str]) -> bool:
     """Return whether an Xid message is about a GPU of the attempt, and not about a foreign pid."""
     found, pid = re.match(_GPU, text), re.search(_GPU_PID, text)
+    # In a container, `pids` is empty: any pid may be ours.
     if found is None or (pid and pids and int(pid[1]) not in pids):
         return False
     return pci_address(found["gpu"]) in gpus
@@ -293,9 +294,11 @@ class NodeNotes:
             return [Note(source=NoteSource.AGENT, text=text)]
 
     async def _found(self, failure: Failure, ranks: Pids) -> list[Note]:
+        """Return what the memory cgroup, the kernel and the GPUs' driver know about a failure."""
         is_container = True
         with contextlib.suppress(OSError):  # a kernel without namespaces of pids
             is_container = os.stat("/proc/self/ns/pid").st_ino != INITIAL_PIDS
+        # The kernel's log has the pids of the initial namespace: a container knows others.
         pids = {} if is_container else {**dict.fromkeys(descendants()), **ranks}
         gpus: Collection[str] = self.gpus.before if self.gpus else ()
         found = [*self._of_memory(failure), *self._kernel.notes(pids, gpus)]

@@ -76,7 +76,7 @@ def _short(check: Finding) -> Finding:
 
 def node_report(plan: Plan, who: Identity) -> Report:
     """Return this node's report to the conductor."""
-    if plan.is_smoke:  # what is wrong is reported
+    if plan.is_smoke:  # it reports what is wrong, and refuses no node
         return Report(node=who.node, node_rank=who.node_rank, versions={})
     is_cuda = plan.device is Device.CUDA
     is_asked = is_cuda and plan.precision is Precision.HEAD
@@ -129,7 +129,7 @@ def gpu_capabilities(env: Mapping[str, str], asked: GpuAnswer) -> Capabilities:
     """Return the compute capability of each GPU that the ranks will see; empty if unknown."""
     if visible_gpus(env, asked) == 0:
         return ()
-    found = [(gpu.capability or (0, 0)) for gpu in asked.answer.gpus]
+    found = [(gpu.capability or (0, 0)) for gpu in asked.answer.gpus]  # (0, 0): unknown
     if not found or (0, 0) in found or asked.answer.problem:
         return _torch_capabilities()
     return tuple((major, minor) for major, minor in found)

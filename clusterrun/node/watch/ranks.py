@@ -73,6 +73,7 @@ class Ranks:
         return self._ranks[number]
 
     def _listen(self, rank: Rank) -> None:
+        """Take the rank's new events, and pass on all but its own report of its end."""
         for event in rank.reader.read():
             kind, pid = event["type"], event.get("pid")
             if kind == "rank_exit" and isinstance(event.get("code"), int):

@@ -84,7 +84,7 @@ def _values(sample: Sample) -> Iterator[tuple[Key, float]]:
 
 
 def full_in_s(points: Sequence[tuple[float, int]], limit: int) -> float | None:
-    """Return when memory is full if it grows as in the points of time and bytes, None if never."""
+    """Return in how many seconds memory is full, by (time, bytes); None for never or unknown."""
     if points[-1][0] - points[0][0] < _LEAST_S:
         return None
     from statistics import linear_regression  # slow to import
@@ -135,6 +135,7 @@ class Sampler:
         return LONG_S if self.attempt.plan.nodes > MANY else INTERVAL_S
 
     def _run(self) -> None:
+        """Sample less and less often, down to once per interval."""
         try:
             while not self._ending.is_set():
                 self.take_sample()
@@ -189,6 +190,7 @@ class Sampler:
         yield from ((rank, own_memory(found)) for rank, found in self._families.items())
 
     def _of_gpus(self, elapsed_s: float, total_s: float) -> Iterator[GpuSample]:
+        """Yield the next sample of each GPU that the job has requested."""
         if self.gpus is None or not self.gpus.is_open:
             return
         planned = self.attempt.plan.gpus_per_node  # 0: all
@@ -206,7 +208,7 @@ def _following(before: GpuSample, gpu: NvmlGpu, elapsed_s: float, total_s: float
     if gpu.activity is not None:
         idle_s = round(idle_s + elapsed_s, 1) if gpu.activity < IDLE_PERCENT else 0.0
         mean = gpu.activity if mean is None else mean
-        mean += (gpu.activity - mean) * elapsed_s / max(total_s, elapsed_s, 1e-9)
+        mean += (gpu.activity - mean) * elapsed_s / max(total_s, elapsed_s, 1e-9)  # time-weighted
     peaks = [size for size in (before.memory_peak_bytes, gpu.used) if size is not None]
     return GpuSample(
         index=before.index,
