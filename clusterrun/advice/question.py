@@ -170,6 +170,7 @@ def _is_cpu(spec: JobSpec) -> bool:
 
 
 def _setup(spec: JobSpec, model: Model, gpu: Gpu | None, *, is_open: bool) -> Setup:
+    """Describe the training; with `is_open`, an effective batch does not set the accumulation."""
     procs, nodes = spec.nproc_per_node or spec.gpus_per_node or 1, spec.nodes or 1
     micro_batch, parallel = spec.micro_batch or 1, Parallel.of(spec)
     each_pass = micro_batch * parallel.data(nodes * procs)
@@ -200,6 +201,7 @@ def _in_4bit(spec: JobSpec, model: Model) -> bool:
 
 
 def _accumulation(spec: JobSpec, each_pass: int) -> int:
+    """Return the passes of a step, of `each_pass` samples. Raises UsageError if they disagree."""
     wanted, given = spec.effective_batch, spec.accumulation
     if wanted is None:
         return given or 1
@@ -216,6 +218,7 @@ def _accumulation(spec: JobSpec, each_pass: int) -> int:
 
 
 def _precision(spec: JobSpec, gpu: Gpu | None, *, is_cpu: bool) -> str:
+    """Return the precision of the passes; auto is fp32 on CPUs, else by the card."""
     if is_cpu and spec.mixed_precision is MixedPrecision.FP16:
         raise fp16_without_gpu()
     if spec.mixed_precision is not MixedPrecision.AUTO:
@@ -226,7 +229,11 @@ def _precision(spec: JobSpec, gpu: Gpu | None, *, is_cpu: bool) -> str:
 
 
 def _gpu(spec: JobSpec) -> Gpu | None:
-    """Find the card, with its memory if given; a GPU type of Slurm may be unknown."""
+    """Find the card, with its memory if given; None if no card is named.
+
+    Also None for an unknown type of Slurm, or an unknown card with --gpu-mem. Raises UsageError
+    for any other unknown card.
+    """
     if spec.gpu is not None and spec.gpu_mem_bytes is None:
         return gpus.find(spec.gpu)
     named = spec.gpu or spec.gpu_type
@@ -241,6 +248,7 @@ def _gpu(spec: JobSpec) -> Gpu | None:
 
 
 def _model(resolved: Resolved, *, may_count: bool) -> Model:
+    """Find the model by its numbers, else its config.json, else our table. Raises UsageError."""
     spec = resolved.spec
     if spec.active_params is not None and spec.params is None:
         raise UsageError("--active-params needs --params", hint="pass all parameters as --params")
@@ -374,6 +382,7 @@ def _answer(argv: list[str], config: str) -> dict[str, Any]:
 
 
 def _samples(spec: JobSpec) -> int | None:
+    """Return the samples of an epoch, also if they are given in tokens. Raises UsageError."""
     if spec.tokens is None:
         return spec.samples
     if spec.samples is not None:
@@ -464,7 +473,7 @@ def measure(paths: RunPaths, *, warm_up: float = 0.0) -> Measured:
             hosts[event.node, event.attempt] += event.rss_bytes or 0
             gpu.append(event.cuda_allocated_bytes or 0)
         elif event.step is not None:
-            at, step = newest.get(event.attempt, (event.at, event.step))
+            at, step = newest.get(event.attempt, (event.at, event.step))  # at first, itself
             # A counter may repeat or restart, for example in each epoch.
             if event.at - at >= SHORTEST_S and event.step > step:
                 spans.append((event.at - at, event.step - step))

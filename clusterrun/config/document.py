@@ -48,7 +48,7 @@ def parse_document(file: ConfigFile, *, only: str = "") -> Document:
 
 
 def parse_flow(field: Field, text: str, *, label: str) -> Raw:
-    """Read `[a, b]` or `{NAME: value}` from a variable. Raises UsageError if it is not YAML."""
+    """Read a text that begins with [ or {. Raises UsageError if it is not YAML."""
     file = ConfigFile(shown=label, text=text, anchor=Anchor(), strict=True)
     reader = Document(file)
     try:
@@ -121,7 +121,7 @@ class Document:
             message = f"[{name}] must contain 'key: value' lines"
             for inner, inner_key, child in self.entries(value, message, "write KEY: value"):
                 self.read_key(inner, inner_key, child, name)
-        elif full in BY_KEY and (section or "." not in name):  # `slurm.nodes` is not a name
+        elif full in BY_KEY and (section or "." not in name):  # `slurm.nodes: 2` is unknown
             self.read_value(BY_KEY[full], key, value)
         else:
             self.refuse_unknown(name, section, key)
@@ -213,7 +213,7 @@ class Document:
         raise self.wrong(key, "a key must be a word", "write key: value")
 
     def raw(self, field: Field, node: Node) -> Raw:
-        """Return the texts of a node."""
+        """Return the text of a scalar, the texts of a list, or those of a mapping by name."""
         if field.name == "setup" and not isinstance(node, ScalarNode):
             return tuple(self.setup_lines(node))
         if isinstance(node, SequenceNode):
@@ -230,14 +230,14 @@ class Document:
                 continue
             for kind, key, value in self.pairs(item):
                 one_or_more = value.value if isinstance(value, SequenceNode) else [value]
-                names = [self.text(node, kind) for node in one_or_more]
+                names = [self.text(each, kind) for each in one_or_more]
                 try:
                     yield setup_line(kind, names)
                 except UsageError as error:
                     raise self.wrong(key, error.message, error.hints) from error
 
     def text(self, node: Node, what: str) -> str:
-        """Return the text of a scalar as written in the file."""
+        """Return the text of a scalar as written in the file; messages name it by `what`."""
         self.count(1, node)
         if not isinstance(node, ScalarNode):
             raise self.wrong(node, f"{what or 'this'} must be a single value", "write one value")
@@ -257,7 +257,7 @@ class Document:
         return f"{self.file.shown}:{mark.line + 1}:{mark.column + 1}"
 
     def origin(self, key: Node, at: Node | None = None) -> Origin:
-        """Return the origin of a value: its line, and its profile."""
+        """Return a value's origin: its line and profile; errors point at `at`, else at `key`."""
         shown = self.file.shown
         if not shown.startswith(("/", "~", ".")):
             shown = f"./{shown}"  # so that it reads as a file, not as a word
@@ -293,7 +293,7 @@ class BoundedLoader(yaml.SafeLoader):
         merges = [value for key, value in written if key.tag == MERGE]
         if not merges:
             return
-        # A mapping that merges itself must not be merged without end.
+        # Without its merges until they are flattened: a mapping may merge itself, without end.
         node.value = [(key, value) for key, value in written if key.tag != MERGE]
         for merge in merges:
             for merged in merge.value if isinstance(merge, SequenceNode) else [merge]:
@@ -301,7 +301,7 @@ class BoundedLoader(yaml.SafeLoader):
                     self.flatten_mapping(merged)
                     self._count(len(merged.value), node)
         node.value = written
-        super().flatten_mapping(node)
+        super().flatten_mapping(node)  # copies the merged pairs
         # The mapping's own pairs come last, and win.
         last = {k.value if isinstance(k, ScalarNode) else id(k): (k, v) for k, v in node.value}
         node.value = list(last.values())

@@ -58,7 +58,7 @@ def setup_line(kind: str, names: Sequence[str]) -> str:
         raise UsageError(f"setup: '{kind}' has no environment name", hint=_HINT)
     if kind != "modules" and len(names) != 1:
         raise UsageError(f"setup: {kind} takes one value", hint=_HINT)
-    return read_step(text).text
+    return read_step(text).text  # raises UsageError for an invalid name
 
 
 def with_absolute_path(text: str, absolute: Callable[[str], str]) -> str:
@@ -77,7 +77,7 @@ def python_of(setup: Sequence[str]) -> str:
     >>> python_of(["modules: cuda/12.4", "venv: /venv"]), python_of(["conda: llm"])
     ('/venv/bin/python', 'python')
     """
-    for step in map(read_step, reversed(setup)):
+    for step in map(read_step, reversed(setup)):  # the one activated last wins
         if step.tool is Tool.VENV:
             return posixpath.join(step.names[0], "bin/python")
         if step.tool is Tool.CONDA:

@@ -112,7 +112,7 @@ def _check_item(name: str, label: str, text: str) -> None:
     """Check one text of a list; `name` is the field's. Raises UsageError."""
     _check_text(name, label, text)
     if name == "setup":
-        read_step(text)
+        read_step(text)  # raises UsageError for an environment without a name
     if name in ("sbatch_args", "srun_args"):
         _refuse_control(label, text)
     if name == "pass_env":
@@ -130,6 +130,7 @@ def _refuse_nul(label: str, texts: Iterable[str]) -> None:
 
 
 def _check_number(field: Field, label: str, value: Any) -> None:
+    """Refuse a number outside its bounds; kinds of text have no `least`. Raises UsageError."""
     least, most = _FORMATS[field.kind].least, MOST.get(field.name, math.inf)
     if field.kind is Kind.REAL and not 0 < value < math.inf:
         raise UsageError(f"{label} must be a number above 0, not {value}", hint=_LEFT_OUT)
@@ -182,7 +183,7 @@ def port_range(text: str, label: str = "port_range") -> tuple[int, int]:
 
 def _check_text(name: str, label: str, value: str) -> None:
     """Refuse a text that is invalid for the field; `label` names the setting. Raises UsageError."""
-    pattern, says, hint = _PATTERNS.get(name, ("", "", ""))
+    pattern, says, hint = _PATTERNS.get(name, ("", "", ""))  # "" matches any text
     if not re.match(pattern, value):
         raise UsageError(f"{label} {says} '{value}'", hint=hint)
     if name == "port_range":
@@ -250,7 +251,7 @@ def _written_real(value: float) -> str:
 def _integer(field: Field, text: str, label: str) -> int:
     if re.match(_INTEGER, text.strip()):
         return int(text)
-    value = parse_count(text)
+    value = parse_count(text)  # such as 16k or 1e6
     if value is not None and value < _LARGEST and value == int(value):
         return int(value)
     raise UsageError(f"{label} must be a whole number, not '{text}'", hint="write a number, e.g. 4")
@@ -273,11 +274,12 @@ def _flag(_field: Field, text: str, label: str) -> bool:
 
 
 def _enum(field: Field, text: str, _label: str) -> Enum:
+    """Read a word; the hint corrects a misspelling, or a word of another tool."""
     assert field.choices is not None  # every ENUM declares them
     names = [str(member.value) for member in field.choices]
     name = text.strip().lower()
     with contextlib.suppress(ValueError):
-        return field.choices(name)
+        return field.choices(name)  # also a scheduler of an installed package
     near = _SYNONYMS.get(name)
     if near not in names:
         near = None if name in _DEVICES else nearest(name, names)
@@ -289,6 +291,7 @@ def _enum(field: Field, text: str, _label: str) -> Enum:
 
 
 def _list(field: Field, raw: Raw, label: str) -> tuple[str, ...]:
+    """Read a list; only hosts may also be a single text. Raises UsageError."""
     if field.name == "hosts" and not isinstance(raw, Mapping):
         texts = (raw,) if isinstance(raw, str) else raw
         return tuple(host for text in texts for host in split_hosts(text))
@@ -300,6 +303,7 @@ def _list(field: Field, raw: Raw, label: str) -> tuple[str, ...]:
 
 
 def _mapping(raw: Raw, label: str) -> dict[str, str]:
+    """Read a mapping, or texts of the form NAME=VALUE. Raises UsageError for a text without =."""
     if isinstance(raw, Mapping):
         return dict(raw)
     pairs = [text.partition("=") for text in ((raw,) if isinstance(raw, str) else raw)]

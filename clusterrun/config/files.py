@@ -38,17 +38,18 @@ def find_files(
     if config_file:
         job_file = cwd / Anchor(home=home).absolute(config_file)
         found.append(read_file(job_file, shown=config_file, cwd=cwd, home=home))
+    # The job file may be the project's own: it is read once.
     if project is not None and not (job_file and job_file.resolve() == project.resolve()):
         shown = os.path.relpath(project, cwd)
         found.append(read_file(project, shown=shown, cwd=cwd, home=home))
     places = list(user_and_site(environ))
     for path, is_named in places:
-        if is_named or os.path.lexists(path):
+        if is_named or os.path.lexists(path):  # a named file must exist
             shown = str(path)
             if home and shown.startswith(home.rstrip("/") + "/"):
                 shown = "~" + shown[len(home) :]
             file = read_file(path, shown=shown, cwd=cwd, home=home, strict=False)
-            found.append(file._replace(is_of_user=path != places[-1][0]))
+            found.append(file._replace(is_of_user=path != places[-1][0]))  # the last is the site's
     directory = project.parent if project is not None else cwd
     return FoundFiles(files=tuple(found), project_dir=directory, notes=notes)
 

@@ -127,8 +127,8 @@ def parse_hostfile(text: str, *, shown: str) -> HostList:
             for host, slots in _hosts_of(words):
                 first = rows.setdefault(_address(host), (host, slots))
                 if first[1] != slots:
-                    text = f"{host} is listed twice, with different slots"
-                    raise UsageError(text, hint="keep one line")
+                    problem = f"{host} is listed twice, with different slots"
+                    raise UsageError(problem, hint="keep one line")
         except UsageError as error:
             where = f"{shown}:{number}"
             raise ConfigError(error.message, hint=error.hints or _FORMS, where=where) from error
@@ -139,7 +139,7 @@ def parse_hostfile(text: str, *, shown: str) -> HostList:
 
 
 def _hosts_of(words: Sequence[str]) -> Iterator[tuple[str, int]]:
-    """Return the hosts of a line, each with its slots, 0 if they are not stated."""
+    """Return the hosts of a line, each with its slots (0: not stated). Raises UsageError."""
     name, *rest = words
     stated = [int(match[1]) for word in rest if (match := re.fullmatch(_SLOTS, word))]
     if len(stated) > 1 or not all(re.fullmatch(_KNOWN, word) for word in rest):
@@ -148,7 +148,7 @@ def _hosts_of(words: Sequence[str]) -> Iterator[tuple[str, int]]:
     # `gpu1:4` are slots, as in MPI; 22 is ssh's port, and so is any number above 1024.
     if short and not stated and int(short[2]) <= _MOST_SLOTS and int(short[2]) != _SSH_PORT:
         name, stated = short[1], [int(short[2])]
-    return ((host, sum(stated)) for host in split_hosts(name))
+    return ((host, sum(stated)) for host in split_hosts(name))  # of one number, or of none
 
 
 def _address(host: str) -> tuple[str, int]:
@@ -184,7 +184,7 @@ def allocation_hosts(source: str, text: str) -> HostList:
         return parse_hostfile(text, shown=f"${source}")
     names = tuple(dict.fromkeys(split_hosts(text)))
     for name in names:
-        parse_host(name)
+        parse_host(name)  # raises UsageError for anything else
     return HostList(hosts=names, slots=(0,) * len(names), source=f"${source}")
 
 

@@ -107,7 +107,7 @@ def load_again(
         environ={"HOME": environ.get("HOME", "")},
         cwd=cwd,
         overrides=overrides,
-        typed_in=None if typed_in == cwd else typed_in,
+        typed_in=None if typed_in == cwd else typed_in,  # None: paths stay as typed
     )
 
 
@@ -198,7 +198,8 @@ def environment_settings(environ: Mapping[str, str], anchor: Anchor) -> Iterator
     """Read the `CLUSTERRUN_<SECTION>_<KEY>` variables that are not empty."""
     for field in FIELDS:
         text = environ.get(field.env)
-        is_of_rank = field.name == "run_dir" and "CLUSTERRUN_ATTEMPT" in environ  # set by a job
+        # In a job, CLUSTERRUN_RUN_DIR is the directory of the run, not of all runs.
+        is_of_rank = field.name == "run_dir" and "CLUSTERRUN_ATTEMPT" in environ
         if text and not is_of_rank:
             origin = Origin(text=f"env {field.env}", where=f"env {field.env}", is_of_user=True)
             raw = _flow(field, text, field.env)
@@ -235,7 +236,7 @@ def override_settings(overrides: Sequence[str], anchor: Anchor) -> Iterator[Sett
 
 
 def _field_of(key: str) -> tuple[Field, str]:
-    """Return a setting, and for a mapping the name in it: `env.LOG_LEVEL`."""
+    """Return a setting, and for a mapping the name in it: `env.LOG_LEVEL`. Raises UsageError."""
     if key in BY_KEY:
         return BY_KEY[key], ""
     home, _, item = key.rpartition(".")
@@ -260,6 +261,7 @@ def flag_settings(flags: Mapping[str, Any], anchor: Anchor) -> Iterator[Setting]
         if field is None:
             raise UsageError(f"unknown setting '{name}'", hint=hint_for_key(name, ""))
         source = f"{given.speaker} ({given.flag})" if given.flag else given.speaker
+        # Arguments belong to one script, and hosts to one job: both replace those of a file.
         yield from settings_of(
             field,
             _raw(given.value),
@@ -271,6 +273,7 @@ def flag_settings(flags: Mapping[str, Any], anchor: Anchor) -> Iterator[Setting]
 
 
 def _raw(value: Any) -> Raw:
+    """Return a value as texts; one that Python code gives may be a number or a member."""
     if isinstance(value, Mapping):
         return {str(name): str(text) for name, text in value.items()}
     if isinstance(value, list | tuple):
@@ -357,7 +360,7 @@ class Merged:
         if "run_dir" not in self.values and project_dir != cwd:
             self.values["run_dir"] = str(project_dir / BY_NAME["run_dir"].default)
         for field in FIELDS:
-            if field.kind is Kind.MAPPING:
+            if field.kind is Kind.MAPPING:  # it has the origins of all its names
                 items = [f"{field.key}.{item}" for item in self.values.get(field.name, {})]
                 texts = dict.fromkeys(self.origins[item].text for item in items)
                 self.origins[field.key] = Origin(text=" + ".join(texts) or BUILT_IN.text)
@@ -374,6 +377,7 @@ def drop_replaced(layers: list[Layer]) -> tuple[list[Setting], list[tuple[Settin
     pairs: list[tuple[Setting, Setting]] = []
     replacing: dict[str, Setting] = {}  # by the name of the field that is replaced
     for layer in reversed(layers):
+        # Replaced fields that no higher layer sets: their values are lost, and reported.
         names = replacing.keys() - {setting.field.name for setting in kept}
         pairs += [(s, replacing[s.field.name]) for s in layer if s.field.name in names]
         left = [setting for setting in layer if setting.field.name not in replacing]

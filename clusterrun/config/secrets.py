@@ -46,7 +46,7 @@ _MOST_CHARACTERS: Final = {1: 256, 2: 65_536}  # of a value, by `_strength` of i
 @cache
 def pattern(kind: str) -> re.Pattern[str]:
     """Return a pattern of the table, compiled when it is first used: that takes milliseconds."""
-    parts = _TABLE[kind]
+    parts = _TABLE[kind]  # a list of patterns; of "files", shell patterns in one text
     text = "|".join(map(fnmatch.translate, parts.split()) if kind == "files" else parts)
     prefixes = "|".join(_TABLE["prefixes"].split())
     return re.compile(text.replace("{prefixes}", prefixes).replace("{start}", _START))
@@ -61,8 +61,10 @@ def _strength(name: str) -> int:
     """
     # Without the s of a plural: tokens, but not pass, status or redis.
     words = [re.sub("(?<=..[^isu])s$", "", word.lower()) for word in re.findall(_WORD, name)]
+    # DATABASE_URL: such an address may contain a password.
     if _has("with an address", words) and words[-1] in ("url", "uri", "str", "string", "endpoint"):
         return 2
+    # Ignore what follows the name proper: TOKEN_VALUE, AWS_ACCESS_KEY_ID.
     while len(words) > 1 and (
         _has("skipped at the end", words[-1:]) or words[-2:] == ["key", "id"]
     ):
@@ -99,7 +101,7 @@ def _is_named(name: str, value: str) -> bool:
     if not strength or not value or pattern("looked up by bash or Hydra").match(value):
         return False
     if value.isdigit() and strength > 1 and name.lower().endswith(_DIGITS):
-        return len(value) > 3
+        return len(value) > 3  # a PIN, not a count
     if pattern("ordinary values").fullmatch(value):
         return False
     # An address is no secret, except that of a webhook.
@@ -108,7 +110,7 @@ def _is_named(name: str, value: str) -> bool:
 
 
 def _looks_random(text: str) -> bool:
-    """Return whether letters and digits alternate, as they do in keys and not in words."""
+    """Return whether more than a fifth of the characters are changes, as in keys, not in words."""
     return len(text) > 15 and 5 * len(re.findall(_CHANGE, text)) > len(text)
 
 
@@ -173,8 +175,9 @@ def named_secrets(text: str) -> Iterator[tuple[str, tuple[int, int]]]:
     end = 0
     for found in re.finditer(_NAME, text):
         name, start = found["name"], found.end()
-        if start < end or not _strength(name):
+        if start < end or not _strength(name):  # in the value before, or no secret
             continue
+        # `Authorization: Bearer abc`: the value is the rest of the line.
         has_line = ":" in found["sign"] and re.search(_HAS_LINE, name)
         stop = start + _MOST_CHARACTERS[_strength(name)]
         value = (_LINE if has_line else _VALUE).match(text, start, stop)
@@ -185,7 +188,7 @@ def named_secrets(text: str) -> Iterator[tuple[str, tuple[int, int]]]:
 
 
 def _found(text: str) -> Iterator[tuple[int, int]]:
-    """Yield where secrets are; a group that is named in a form must look random, and be no text."""
+    """Yield where secrets are; a named group of a form must look random, and encode no text."""
     yield from (place for _, place in named_secrets(text))
     if len(text) < SHORTEST and "://" not in text:
         return
@@ -208,7 +211,7 @@ def is_secret_file(name: str, beginning: Callable[[], str]) -> bool:
     stem, _, suffix = base.rpartition(".")
     if (f".{suffix}" if stem else ".") not in _SETTINGS:  # ".": no suffix
         return False
-    if _strength(stem or base) > 1 and not stem.endswith("tokens"):
+    if _strength(stem or base) > 1 and not stem.endswith("tokens"):  # not tokens.txt
         return True
     text = beginning()
     found = (text[start:stop] for start, stop in _found(text))

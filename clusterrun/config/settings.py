@@ -198,7 +198,7 @@ class Resolved(NamedTuple):
         head = [f"{what} {_printable(str(self.cwd))}"]
         head += [f"# profile {_printable(self.profile)}"] if self.profile else []
         lines = "\n  ".join(f"{text}  # {_printable(origin)}" for text, origin in rows)
-        return "\n".join([*head, "{" + lines, "}}"]) + "\n"
+        return "\n".join([*head, "{" + lines, "}}"]) + "\n"  # closes the last section, then all
 
     def _by_origin(self) -> dict[tuple[str, str], list[str]]:
         """Group `key: value` by section ("": none, the first) and origin, without unset values."""
@@ -208,6 +208,7 @@ class Resolved(NamedTuple):
             if (value := getattr(self.spec, field.name)) is None:
                 continue
             raw = written(field, value)
+            # A mapping is one text here, with the origins of all its names.
             names = [f"{field.key}.{name}" for name in raw] if isinstance(raw, dict) else []
             origin = ", ".join({str(self.origins[name]): None for name in names or [field.key]})
             text = raw if field.kind in _BARE else _flow_text(raw)

@@ -337,7 +337,7 @@ class JobSpec:
         for field in FIELDS:
             value = getattr(self, field.name)
             check_type(field, value)
-            if field.kind is Kind.MAPPING:
+            if field.kind is Kind.MAPPING:  # a copy, which the caller cannot change
                 object.__setattr__(self, field.name, dict(value))
             elif field.kind is Kind.TEXTS:
                 object.__setattr__(self, field.name, tuple(value))
@@ -360,7 +360,7 @@ def _rows() -> Iterator[Field]:
     """Read the table."""
     defaults = {field.name: field.default for field in dataclasses.fields(JobSpec)}
     group = dot = ""
-    for line in re.sub(r"\n +", " ", _TABLE).splitlines():
+    for line in re.sub(r"\n +", " ", _TABLE).splitlines():  # one for each row
         if line.startswith("["):
             group, dot, _ = line[1:-1].partition(".")
             continue
@@ -374,7 +374,7 @@ def _rows() -> Iterator[Field]:
             kind=Kind(kind.split()[0]),
             flags=tuple(flags.split()),
             group=group,
-            help=re.sub(r" +\[default", "  [default", text),
+            help=re.sub(r" +\[default", "  [default", text),  # two spaces, as in a row of one line
             default=default,
             choices=type(default) if isinstance(default, Enum) else _CHOICES.get(name),
             metavar=kind.partition(" ")[2] or None,

@@ -67,7 +67,7 @@ class Question:
         node_bits = self.setup.procs_per_node * gpu_bits or speed.ONE_CARD
         if self.network is Network.ETHERNET:
             node_bits = speed.SOCKETS
-        nvlink, pcie = 1e9 * gpu.nvlink / 2, speed.PCIE_REACHED * 1e9 * gpu.pcie
+        nvlink, pcie = 1e9 * gpu.nvlink / 2, speed.PCIE_REACHED * 1e9 * gpu.pcie  # one way
         return Links(
             within_node=self.within_node or speed.NVLINK_REACHED * nvlink or pcie,
             between_nodes=self.between_nodes or speed.FABRIC_REACHED * node_bits / 8,
@@ -203,7 +203,7 @@ def estimate(question: Question) -> Estimate:
 
 
 def measured_speedup(question: Question) -> Speedup | None:
-    """Return the measured speed-up over the smallest world; None if this world was not measured."""
+    """Return the measured speed-up over the smallest world; None for it, or if not measured."""
     setup, found = question.setup, question.scaling
     if found is None or not found.is_of(setup, is_cpu=question.is_cpu):
         return None
@@ -306,6 +306,7 @@ def _timed_gpu(question: Question) -> Gpu | None:
 
 
 def _time(question: Question, counted: Steps) -> Time | None:
+    """Return how long the training takes; None if the duration of a step is unknown."""
     step, gpu, setup = step_duration(question), _timed_gpu(question), question.setup
     if step is None:
         return None
@@ -313,7 +314,7 @@ def _time(question: Question, counted: Steps) -> Time | None:
     if gpu and question.step_time_s is None:
         filled = speed.filled(setup, gpu, question.mfu)
         cost = speed.step_cost(setup, gpu, question.links(gpu), mfu=question.mfu)
-    epoch, limit_s = counted.accelerate_per_epoch, question.limit_s
+    per_epoch, limit_s = counted.accelerate_per_epoch, question.limit_s
     whole = step.times(counted.total) if counted.total else None
     return Time(
         step=step,
@@ -321,13 +322,14 @@ def _time(question: Question, counted: Steps) -> Time | None:
         filled=filled,
         mfu=speed.reached_mfu(setup, gpu, step.mid_s) if gpu else None,
         cost=cost,
-        epoch=step.times(epoch) if epoch else None,
+        epoch=step.times(per_epoch) if per_epoch else None,
         whole=whole,
         segments=speed.segments(whole.mid_s, limit_s) if whole and limit_s is not None else None,
     )
 
 
 def _notes(question: Question, counted: Steps) -> Iterator[str]:
+    """Yield what the numbers leave out or assume, and why a time or a verdict is missing."""
     setup, positions = question.setup, question.setup.model.positions
     if setup.parallel.model > 1:
         ways = "tensor, context and sequence parallelism"
@@ -387,6 +389,7 @@ def wrong_sizes(setup: Setup) -> str:
 
 
 def _undivided_heads(setup: Setup) -> str:
+    """Return why a size does not divide the heads; "" if all do, or they are unknown."""
     model = setup.model
     for name in ("tensor", "sequence"):
         size = getattr(setup.parallel, name)
@@ -402,6 +405,7 @@ def _undivided_heads(setup: Setup) -> str:
 
 def _undivided_tokens(setup: Setup) -> str:
     sizes = setup.parallel
+    # torch's context parallel gives each rank two chunks, to balance the causal mask.
     for name, divisor in (("context", 2 * sizes.context), ("sequence", sizes.sequence)):
         if getattr(sizes, name) > 1 and setup.seq_len % divisor:
             text = f"samples of {setup.seq_len:,} tokens are not divisible by {divisor}"

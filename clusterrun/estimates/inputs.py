@@ -67,6 +67,7 @@ class Model:
         if not self.has_shape:
             hint = "add --hidden, --layers, --heads and --ffn, or pass --model"
             raise UsageError("the size of LoRA's adapters depends on the model's shape", hint=hint)
+        # The projections of queries and outputs, and those of keys and values.
         attention = 2 * (self.hidden + self.query_width) + 2 * (self.hidden + self.key_value_width)
         ffn = self.ffn - self.experts_met * self.expert_ffn
         feed_forward = (3 if self.gated else 2) * (self.hidden + ffn) if ffn else 0

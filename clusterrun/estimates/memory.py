@@ -110,13 +110,14 @@ def _plain_host(setup: Setup) -> Term:
         return term("model while loading", loading, formula, source)
     each = _state_bytes(setup)
     frozen = setup.number_bytes * setup.model.params if setup.lora else 0
+    # A node holds its share of all copies.
     states = (frozen + each * setup.trained) * setup.sizes.replicate / setup.nodes
     kept = f"({setup.number_bytes} P + {each} P_t)/M" if setup.lora else f"{each} P/M"
     return term("states and model while loading", states + loading, f"{kept} + {formula}", source)
 
 
 def _zero_host(setup: Setup) -> Term:
-    """Return DeepSpeed's estimate, for ZeRO-2 with offload that of one node."""
+    """Return DeepSpeed's estimate; for ZeRO-2 with offload, that for a job of one node."""
     is_zero3, ranks = setup.strategy.stage == 3, setup.procs_per_node
     each, formula = _loading(setup)
     name, size, formula = "model while loading", float(ranks * each), f"n {formula}"
@@ -125,7 +126,7 @@ def _zero_host(setup: Setup) -> Term:
         name, size, formula = "offloaded states", max(size, states), f"max({formula}, {text})"
         if is_zero3:
             size, formula = states / setup.nodes, f"{text}/M"
-    elif is_zero3:
+    elif is_zero3:  # weights are loaded in shards
         size, formula = 4 * setup.model.largest_layer * ranks, "4 L_max n"
     return term(name, size * BUFFER_FACTOR, f"{formula} x 1.5", ESTIMATORS)
 
@@ -261,6 +262,7 @@ def _zero_states(setup: Setup) -> tuple[Term, Term, Term]:
     size, formula = frozen_bytes(setup)
     if setup.lora:
         size, formula = size + width * trained, f"{formula} + {width} P_t"
+    # Bytes of a parameter's gradient: while it is whole, and in its shard.
     full = width if stage == 1 else 0
     shard = 4 if stage == 1 or (stage == 3 and setup.is_half) else width + 4
     gradients = f"{full} {symbol} + {shard} {symbol}{by}" if full else f"{shard} {symbol}{by}"
@@ -294,6 +296,7 @@ def _zero_buffers(setup: Setup, bucket: int) -> tuple[Term, ...]:
     source = ZERO_3 if is_zero3 else ZERO_12
     reduce = term("reduce bucket", width * bucket, f"{width} reduce_bucket_size", source)
     if not is_zero3:
+        # Stage 1 counts each gradient as a state, and those of adapters are small.
         size = 0 if setup.strategy.stage == 1 or setup.lora else width * model.largest_layer
         return (reduce, term("largest gradient", size, f"{width} L_max", ZERO_12))
     live = max(min(STAGE3_MAX_LIVE_PARAMETERS, model.params), 2 * model.largest_layer)
@@ -394,6 +397,7 @@ def saved_bytes(setup: Setup) -> float:
     """
     model = setup.model
     gated, ungated = (T5_GATED, T5_UNGATED) if model.cross_layers else (GATED, UNGATED)
+    # Each with a factor: the share of the blocks that have it, or its number in a block.
     parts = (
         (gated if model.gated else ungated, 1.0),
         (HEAD_NORM, 1.0 if model.head_norm else 0.0),

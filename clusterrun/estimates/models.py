@@ -50,7 +50,7 @@ def _shaped(shape: Model) -> Model:
     embedding = shape.vocab * hidden
     return replace(
         shape,
-        params=params or layers * block + 2 * embedding + hidden,
+        params=params or layers * block + 2 * embedding + hidden,  # input, output, last norm
         largest_layer=max(embedding, matrix, hidden * hidden),
         block=block,
         linear_params=layers * block,

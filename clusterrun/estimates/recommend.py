@@ -105,7 +105,7 @@ def _setups(question: Question) -> Iterator[Setup]:
 
 
 def _strategies(asked: Setup) -> list[Strategy]:
-    """Return what can train the setup, the simplest first: it decides if others are as fast."""
+    """Return what can train the setup, the simplest first, which are preferred if equally fast."""
     known = sorted(Strategy, key=lambda each: each.order)
     if asked.world == 1:
         return [s for s in known if s is Strategy.NONE or (s.is_deepspeed and s.offload)]

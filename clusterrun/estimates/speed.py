@@ -207,14 +207,15 @@ def assumption(links: Links) -> str:
 
 
 def _network_seconds(setup: Setup, links: Links) -> float:
-    between = links.within_node if setup.nodes == 1 else min(links.within_node, links.between_nodes)
+    """Return the seconds of a step's traffic alone; `Cost` lets it overlap with the work."""
+    slowest = links.within_node if setup.nodes == 1 else min(links.within_node, links.between_nodes)
     if setup.strategy.is_fsdp and setup.sizes.replicate > 1:
         # Replicas communicate between nodes, in a ring per local rank; shards within if they fit.
         is_within = setup.shards * setup.parallel.tensor <= setup.procs_per_node
-        replicated = 2 * FP32 * setup.trained / between
-        return _sent_bytes(setup) / (links.within_node if is_within else between) + replicated
+        replicated = 2 * FP32 * setup.trained / slowest
+        return _sent_bytes(setup) / (links.within_node if is_within else slowest) + replicated
     # One ring over all ranks enters each node once, over all of its network cards.
-    return _sent_bytes(setup) / between
+    return _sent_bytes(setup) / slowest
 
 
 def _sent_bytes(setup: Setup) -> float:
@@ -282,13 +283,13 @@ class Scaling:
     def gain(self, point: Point) -> Gain:
         """Compare a world with the smallest one."""
         base = self.points[0]
-        # Of a step, in fixed batches or in batches of a rank.
+        # The samples of a step, in units of the fixed batch, or of the batch of a rank.
         work, base_work = (1, 1) if self.is_fixed_batch else (point.ranks, base.ranks)
         speedup = (work / point.step_s) / (base_work / base.step_s)
         efficiency = speedup * base.ranks / point.ranks
         return Gain(speedup, efficiency, max(0.0, 1 - efficiency))
 
     def is_of(self, setup: Setup, *, is_cpu: bool) -> bool:
-        """Return whether it applies to a setup on any number of nodes; False if it is divided."""
+        """Return whether it applies, whatever the number of nodes; False if ranks share samples."""
         asked = (setup.strategy.value, setup.procs_per_node * setup.parallel.model, is_cpu)
         return asked == (self.strategy, self.procs_per_node, self.is_cpu)

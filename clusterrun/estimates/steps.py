@@ -57,6 +57,7 @@ def scaled(lr: float, base_batch: int, batch: int, optimizer: Optimizer = Optimi
 
 
 def _notes(ratio: float, largest: int, optimizer: Optimizer) -> list[str]:
+    """Return advice for a batch that grew by `ratio`; `largest` is the larger of both batches."""
     if ratio == 1:
         return []
     notes = []

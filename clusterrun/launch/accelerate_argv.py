@@ -85,6 +85,6 @@ def _strategy_flags(plan: Plan, deepspeed_file: str) -> tuple[str, ...]:
         file = ("--deepspeed_config_file", deepspeed_file) if deepspeed_file else ()
         return ("--deepspeed_multinode_launcher", "standard", *file)
     if plan.strategy is Strategy.NONE and plan.device is Device.CPU:
-        # Its single-process launcher overwrites ACCELERATE_USE_CPU with its own flag.
+        # accelerate's single-process launcher overwrites ACCELERATE_USE_CPU with this flag.
         return ("--cpu",)
     return ()

@@ -72,6 +72,7 @@ def spellings(name: str, torch: tuple[int, int] | None) -> tuple[str, ...]:
 def _ours(
     spec: JobSpec, world: World, strategy: Strategy, torch: tuple[int, int] | None, threads: int
 ) -> Iterator[Variable]:
+    """Yield what is set unless the user sets it; if `threads` is 0, each node decides."""
     yield "PYTHONFAULTHANDLER", "1", "stacks at SIGSEGV, SIGABRT and SIGBUS"
     if threads:
         why = "the node's CPUs divided by its ranks; launchers default to 1"
@@ -148,7 +149,7 @@ def _refuse_harmful(name: str, value: str) -> None:
     if re.fullmatch("(TORCH_)?NCCL_ASYNC_ERROR_HANDLING", name) and value == "0":
         text = f"{name}=0 turns a crash of one rank into a hang of all ranks"
         raise UsageError(text, hint="drop it: by default torch ends the job")
-    excludes = name.endswith("_SOCKET_IFNAME") and value.startswith("^")
-    if excludes and "lo" not in value[1:].split(","):
+    is_exclusion = name.endswith("_SOCKET_IFNAME") and value.startswith("^")
+    if is_exclusion and "lo" not in value[1:].split(","):
         text = f"{name}={value} allows the loopback interface"
         raise UsageError(text, hint=f"write ^lo,{value[1:]}")

@@ -108,6 +108,7 @@ def _is_written(flag: str) -> bool:
 
 
 def _is_input(flag: str, value: str) -> bool:
+    """Return whether a value seems to be a path that is read; an absolute one is with any flag."""
     if not value or re.search(_NO_PATH, value):
         return False
     if value.startswith("/"):
@@ -134,7 +135,7 @@ def interpreter_problem(spec: JobSpec, facts: Facts, strategy: Strategy) -> Usag
     if runs_in_container(spec):
         return None
     if not found.path:
-        comes_with_setup = "/" not in facts.python and spec.setup
+        comes_with_setup = "/" not in facts.python and spec.setup  # which may put it on PATH
         if comes_with_setup or facts.cluster.scheduler.has_hosts:
             return None
         hint = "name one with --python, or omit it to use the interpreter that runs clusterrun"
@@ -156,6 +157,7 @@ def is_certain(spec: JobSpec, facts: Facts) -> bool:
         return False  # they have disks of their own
     steps = [read_step(line) for line in spec.setup]
     is_plain = all(step.tool in (Tool.VENV, Tool.CONDA) for step in steps)
+    # A job on this machine also lacks what this machine lacks.
     is_here = bool(facts.interpreter.path) or bool(facts.cluster.scheduler.is_this_machine)
     return is_plain and is_here and "PYTHONPATH" not in spec.env
 
@@ -211,6 +213,7 @@ def check_batch_numbers(args: Sequence[str], text: str, where: str, ranks: int) 
     )
     if total is None or divides_model:
         return
+    # A number that is missing or "auto" is filled in later: then a multiple will do.
     product, has_all = math.prod([ranks, *numbers.values()]), len(numbers) == len(_BATCH) - 1
     if total != product and (has_all or total % product):
         parts = [*(f"{value} ({key})" for key, value in numbers.items()), f"{ranks} ranks"]

@@ -82,6 +82,7 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
     same: dict[str, Any] = {name: getattr(spec, name) for name in _SAME}
     same |= {name: getattr(spec, name) or 0 for name in _OR_ZERO}
     same |= _host_settings(spec, facts, world.nodes)
+    # On one node, a copy gains nothing, and is made only on demand.
     if facts.cluster.scheduler.reads_sbatch and (spec.stage is not Stage.AUTO or world.nodes > 1):
         same |= {"stage": spec.stage, "stage_dir": spec.stage_dir or ""}
     return Plan(
@@ -202,7 +203,7 @@ def _threads(spec: JobSpec, facts: Facts, world: World, cpus: int) -> int:
         return 0  # each host knows its CPUs
     if facts.cluster.scheduler.has_queue:
         return max(1, cpus // world.procs_per_node) if cpus else 0
-    return max(1, facts.local_cpus // world.size)
+    return max(1, facts.local_cpus // world.size)  # all ranks are here
 
 
 def _template(
@@ -232,6 +233,7 @@ def _template(
 
 
 def _notes(spec: JobSpec, own: OwnFiles, facts: Facts, world: World, cpus: int) -> tuple[str, ...]:
+    """Return notes for the user, such as on idle GPUs and on settings without effect."""
     notes = [*notes_on_file(spec, own, facts, world), *own.notes]
     scheduler = facts.cluster.scheduler
     is_local, is_slurm = scheduler.is_this_machine, scheduler.reads_sbatch
@@ -270,7 +272,7 @@ def _check_hosts(spec: JobSpec, facts: Facts) -> tuple[str, ...]:
     if not facts.cluster.scheduler.has_hosts:
         place = facts.cluster.scheduler.title
         given = "--hosts" if spec.hosts else "--hostfile" if spec.hostfile else ""
-        if given and not spec.cluster.scheduler.is_this_machine:
+        if given and not spec.cluster.scheduler.is_this_machine:  # local was not asked for
             text = f"{given} is given, but the job would run on {place}"
             raise UsageError(text, hint="pass --cluster ssh (or allocation), or drop the hosts")
         return (f"{given} has no effect on {place}",) if given else ()

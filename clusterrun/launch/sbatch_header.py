@@ -59,6 +59,7 @@ def directives(spec: JobSpec, *, name: str, world: World, cpus: int) -> tuple[Di
 
 
 def _gpus(spec: JobSpec) -> dict[str, str]:
+    """Return the directive for GPUs in the form of the site; {} if none are asked for."""
     gpus = spec.gpus_per_node or 0
     if not gpus or spec.gpu_request is GpuRequest.NONE:
         if spec.gpu_type:
@@ -74,8 +75,8 @@ def _gpus(spec: JobSpec) -> dict[str, str]:
 def cpus_per_task(spec: JobSpec, world: World) -> int:
     """Return the CPUs of each node's task; with 0, Slurm and the site decide.
 
-    Slurm refuses --cpus-per-gpu beside --cpus-per-task, which srun must repeat: only one is used.
-    Raises UsageError if both are given.
+    slurm.cpus_per_gpu becomes CPUs per task: srun must repeat --cpus-per-task (`srun_options`),
+    beside which Slurm refuses --cpus-per-gpu. Raises UsageError if both are given.
     """
     if spec.cpus_per_task and spec.cpus_per_gpu:
         text = "--cpus-per-task and slurm.cpus_per_gpu cannot be combined"

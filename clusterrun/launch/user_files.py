@@ -121,6 +121,7 @@ def yaml_error(spec: JobSpec, text: str, hint: str | tuple[str, ...] = ()) -> Co
 
 
 def _accelerate_mapping(spec: JobSpec, facts: Facts) -> dict[str, Any]:
+    """Read the accelerate YAML. Raises ConfigError if it is incomplete or not for these nodes."""
     import yaml
 
     from clusterrun.config.document import BoundedLoader
@@ -145,6 +146,7 @@ def _accelerate_mapping(spec: JobSpec, facts: Facts) -> dict[str, Any]:
 
 
 def _strategy_of_yaml(spec: JobSpec, config: dict[str, Any]) -> Strategy:
+    """Return the simplest strategy that does what the YAML says. Raises ConfigError."""
     # YAML reads a bare NO as false.
     named = "NO" if config["distributed_type"] is False else str(config["distributed_type"])
     if named not in _ENGINES:
@@ -176,6 +178,7 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 
 def _deepspeed_mapping(name: str, text: str) -> dict[str, Any]:
+    """Read a DeepSpeed JSON; `name` is its file in messages. Raises ConfigError."""
     try:
         config = json.loads(text)
     except json.JSONDecodeError as error:
@@ -198,6 +201,7 @@ def is_for_deepspeed(text: str) -> bool:
 
 
 def _stated_precision(config: dict[str, Any]) -> Precision | None:
+    """Return the precision of the YAML; None if it states none, or an unknown one."""
     stated = config.get("mixed_precision")
     if stated is False:  # a bare `no`, which accelerate rejects
         return Precision.NO
@@ -223,6 +227,7 @@ def allowed_precisions(config: dict[str, Any]) -> frozenset[Precision]:
         if key in config
     }
     on = frozenset(precision for precision, enabled in stated.items() if enabled is True)
+    # One that is on excludes the others; a file without any allows all.
     if on or not stated:
         return on or ANY_PRECISION
     if "auto" not in stated.values():
@@ -291,6 +296,7 @@ def notes_on_file(asked: JobSpec, own: OwnFiles, facts: Facts, world: World) -> 
             total = own.accelerate["num_processes"]
             there = f"num_processes {total} on {count(machines or 1, 'machine')}"
         yield f"requested: {', '.join(others)}; {asked.accelerate_config} has {there}"
+    # What the launcher passes anyway is not worth a note.
     harmless = {**_REPLACED, "main_process_port": asked.main_process_port}
     if facts.cluster.scheduler.is_this_machine:
         del harmless["gpu_ids"]  # they choose among the GPUs of this machine

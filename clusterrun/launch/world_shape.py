@@ -65,6 +65,7 @@ def check_sharing(world: World) -> None:
 
 
 def _on_slurm(spec: JobSpec, *, cpu_by_file: bool) -> World:
+    """Start a rank for each requested GPU, else one on the CPU, or as many as the options say."""
     gpus = spec.gpus_per_node or 0
     procs = spec.nproc_per_node or gpus or 1
     device = spec.device
@@ -81,8 +82,9 @@ def _on_hosts(spec: JobSpec, facts: Facts, *, cpu_by_file: bool) -> World:
     is_auto = spec.device is Device.AUTO
     is_cpu = spec.device is Device.CPU or (is_auto and (cpu_by_file or spec.gpus_per_node == 0))
     gpus = spec.gpus_per_node or 0
-    if spec.gpus_per_node is None and not (is_cpu and spec.nproc_per_node):
-        gpus = slots_per_host(facts.hosts)  # on CPUs, the number of ranks
+    has_ranks = is_cpu and spec.nproc_per_node is not None
+    if spec.gpus_per_node is None and not has_ranks:
+        gpus = slots_per_host(facts.hosts)  # on CPUs, slots are ranks
     if not gpus and not is_cpu:
         text = f"how many GPUs each host has is not known ({facts.hosts.source} does not state it)"
         raise UsageError(text, hint="pass --gpus-per-node COUNT, or --device cpu")
@@ -108,6 +110,7 @@ def check_gpu_options(spec: JobSpec) -> None:
 
 
 def _on_this_machine(spec: JobSpec, facts: Facts, *, cpu_by_file: bool) -> World:
+    """Give each simulated node its GPUs of those that may be used here. Raises UsageError."""
     ids = _usable_gpus(spec, facts)
     device = _local_device(spec, facts, has_gpus=bool(ids), cpu_by_file=cpu_by_file)
     nodes = spec.nodes or 1
@@ -115,19 +118,20 @@ def _on_this_machine(spec: JobSpec, facts: Facts, *, cpu_by_file: bool) -> World
         procs = spec.nproc_per_node or spec.gpus_per_node or 1
         return World(nodes=nodes, procs_per_node=procs, gpus_per_node=0, device=device)
     # Assign the GPUs of this machine to its simulated nodes, in the order of `ids`.
-    each = spec.gpus_per_node or spec.nproc_per_node or max(1, len(ids) // nodes)
-    wanted = nodes * each
+    gpus = spec.gpus_per_node or spec.nproc_per_node or max(1, len(ids) // nodes)
+    wanted = nodes * gpus
     if wanted > len(ids):
-        text = f"{nodes} x {each} GPUs requested, but only {len(ids)} may be used here"
+        text = f"{nodes} x {gpus} GPUs requested, but only {len(ids)} may be used here"
         hint = "request fewer, or pass --device cpu to run the same processes over gloo"
         raise UsageError(text, hint=hint)
-    procs = spec.nproc_per_node or each
+    procs = spec.nproc_per_node or gpus
     return World(
-        nodes=nodes, procs_per_node=procs, gpus_per_node=each, device=device, gpu_ids=ids[:wanted]
+        nodes=nodes, procs_per_node=procs, gpus_per_node=gpus, device=device, gpu_ids=ids[:wanted]
     )
 
 
 def _usable_gpus(spec: JobSpec, facts: Facts) -> tuple[str, ...]:
+    """Return the ids of --gpu-ids, else all that may be used here. Raises UsageError."""
     if spec.gpu_ids is None:
         return facts.local_gpus
     ids = tuple(part.strip() for part in spec.gpu_ids.split(","))
@@ -144,6 +148,7 @@ def _usable_gpus(spec: JobSpec, facts: Facts) -> tuple[str, ...]:
 
 
 def _local_device(spec: JobSpec, facts: Facts, *, has_gpus: bool, cpu_by_file: bool) -> Device:
+    """Choose the GPUs if there are any and they are wanted; Apple's only for a single rank."""
     if spec.device is not Device.AUTO:
         return spec.device
     if cpu_by_file or spec.gpus_per_node == 0:
@@ -195,6 +200,7 @@ def check_sizes(asked: Parallel, strategy: Strategy, *, nodes: int, world: int) 
 
 
 def _supports(strategy: Strategy, name: str, size: int, world: int) -> bool:
+    """Return whether a strategy can have this size; DDP only tensor parallel over all ranks."""
     if name == "sequence":  # accelerate's authors have tried Ulysses with stages 2 and 3
         return strategy.is_deepspeed and strategy.stage > 1
     is_plain_tensor = strategy is Strategy.DDP and name == "tensor" and size == world
@@ -214,6 +220,7 @@ def _check_product(asked: Parallel, sizes: Parallel, *, nodes: int, world: int) 
 
 def _check_shards(sizes: Parallel, strategy: Strategy, world: int) -> None:
     """Refuse what accelerate refuses on the nodes: FSDP without ranks to shard over."""
+    # FSDP also shards over context ranks, but accelerate refuses that beside replicas.
     if world == 1 or sizes.shard > 1 or (sizes.context > 1 and sizes.replicate == 1):
         return
     is_hybrid = strategy.is_hybrid and sizes.model == 1
@@ -248,6 +255,7 @@ def template_sizes(sizes: Parallel, strategy: Strategy) -> dict[str, int]:
 
 
 def _sizes_of_yaml(spec: JobSpec, own: OwnFiles) -> Parallel:
+    """Return the sizes in the YAML, beside which options for sizes are refused."""
     for name, key in SIZES.items():
         if getattr(spec, SIZE_FIELDS[name]):
             text = f"launch.{SIZE_FIELDS[name]} cannot be combined with {spec.accelerate_config}"

@@ -109,7 +109,7 @@ def _line(value: object, what: str) -> str:
 
 def _text(value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int):
-        text = str(value)  # of an undefined one raises an error that names it
+        text = str(value)  # raises for jinja's Undefined, and names it
         raise ValueError(f"{text!r} is neither text nor a number")
     return str(value)
 
@@ -162,6 +162,7 @@ def render_bundle(plan: Plan, *, resolved_yaml: str, template_dirs: Sequence[Pat
         "plan.json": plan.to_json(),
         "resolved.yaml": resolved_yaml,
     }
+    # bash's here-documents end with a whole line.
     carried = {
         name: text if text.endswith("\n") or not text else f"{text}\n"
         for name, text in carried.items()
@@ -217,7 +218,7 @@ def _render(environment: Environment, name: str, values: Mapping[str, Any]) -> s
 
 def _only_quoted(value: object) -> Quoted:
     if not isinstance(value, Quoted):
-        text = str(value)  # of an undefined one raises an error that names it
+        text = str(value)  # raises for jinja's Undefined, and names it
         raise TypeError(f"{text!r} passed through none of the filters {', '.join(FILTERS)}")
     return value
 
@@ -246,6 +247,7 @@ def by_hand(plan: Plan, bundle: Bundle) -> Iterator[str]:
 
 
 def _commands(plan: Plan, bundle: Bundle, rank: int) -> Iterator[str]:
+    """Yield the commands for one host: environment, variables, configuration, launcher."""
     yield f"cd {_word(plan.workdir)}"
     yield from (_activation(read_step(line)) for line in plan.setup)
     names = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME") if plan.network_interface else ()
@@ -258,7 +260,7 @@ def _commands(plan: Plan, bundle: Bundle, rank: int) -> Iterator[str]:
     for name in _CONFIGS:
         if text := bundle.files.get(name):
             lines = text.splitlines()
-            if not plan.accelerate_text:  # a comment of ours would not be seen
+            if not plan.accelerate_text:  # from our template: nobody would see its comments
                 lines = [x for x in lines if x.strip() and not x.strip().startswith("#")]
             yield f'printf "%s\\n" {" ".join(map(_word, lines))} > "$configs"/{name}'
     launcher = (plan.python, "-m", "accelerate.commands.launch")
@@ -266,6 +268,7 @@ def _commands(plan: Plan, bundle: Bundle, rank: int) -> Iterator[str]:
 
 
 def _options(plan: Plan, rank: int) -> tuple[str, ...]:
+    """Return the options of a host, with the first host and a port instead of placeholders."""
     where = with_placeholders(plan, rank)._replace(
         address=parse_host(plan.hosts[0]).host,
         port=plan.main_process_port or plan.port_range[0],
