@@ -113,7 +113,9 @@ def _plain_host(setup: Setup) -> Term:
     # A node holds its share of all copies.
     states = (frozen + each * setup.trained) * setup.sizes.replicate / setup.nodes
     kept = f"({setup.number_bytes} P + {each} P_t)/M" if setup.lora else f"{each} P/M"
-    return term("states and model while loading", states + loading, f"{kept} + {formula}", source)
+    copies = f"{setup.sizes.replicate} x " if setup.sizes.replicate > 1 else ""
+    formula = f"{copies}{kept} + {formula}"
+    return term("states and model while loading", states + loading, formula, source)
 
 
 def _zero_host(setup: Setup) -> Term:

@@ -291,5 +291,6 @@ class Scaling:
 
     def is_of(self, setup: Setup, *, is_cpu: bool) -> bool:
         """Return whether it applies, whatever the number of nodes; False if ranks share samples."""
-        asked = (setup.strategy.value, setup.procs_per_node * setup.parallel.model, is_cpu)
-        return asked == (self.strategy, self.procs_per_node, self.is_cpu)
+        asked = (setup.strategy.value, setup.procs_per_node, is_cpu)
+        is_measured = asked == (self.strategy, self.procs_per_node, self.is_cpu)
+        return is_measured and setup.parallel.model == 1

@@ -139,7 +139,7 @@ def _accelerate_mapping(spec: JobSpec, facts: Facts) -> dict[str, Any]:
     if environment != "LOCAL_MACHINE":
         text = f"compute_environment {environment!r} cannot run here"
         raise yaml_error(spec, text, "write compute_environment: LOCAL_MACHINE")
-    for key in ("fsdp_config", "deepspeed_config"):
+    for key in ("fsdp_config", "deepspeed_config", "parallelism_config"):
         if not isinstance(config.get(key) or {}, dict):
             raise yaml_error(spec, f"{key} must be a section of settings, not {config[key]!r}")
     return config

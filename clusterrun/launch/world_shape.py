@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from clusterrun.config.choices import Device, GpuRequest, Strategy
@@ -265,8 +266,8 @@ def _sizes_of_yaml(spec: JobSpec, own: OwnFiles) -> Parallel:
     return Parallel(**{name: _size(spec, given, _key(key)) for name, key in SIZES.items()})
 
 
-def _size(spec: JobSpec, given: Any, key: str) -> int:
-    value = given.get(key, 1) if isinstance(given, dict) else given
+def _size(spec: JobSpec, given: Mapping[str, Any], key: str) -> int:
+    value = given.get(key, 1)
     if type(value) is int and value > 0:
         return value
     raise yaml_error(spec, f"{key} must be a whole number above 0, not {value!r}")

@@ -82,6 +82,7 @@ WRONG_YAMLS = {
     "distributed_type: NO\ncompute_environment: AMAZON_SAGEMAKER": "cannot run here",
     "distributed_type: MEGATRON_LM": "MEGATRON_LM cannot be launched",
     "distributed_type: FSDP\nfsdp_config: [x]": r"fsdp_config must be a section .* \['x'\]",
+    "distributed_type: FSDP\nparallelism_config: 3": "parallelism_config must be a section .* 3",
 }
 WRONG_JSONS = {
     "{": "is not JSON",

@@ -410,8 +410,11 @@ class HostsHost(LocalHost):
         """Return where a host reaches this machine: as it was reached over ssh, if it was."""
         if link.name == self.here:
             return LOOPBACK
-        if link.facts["client"] or self.here:
-            return str(link.facts["client"] or parse_host(self.plan.hosts[0]).host)
+        if client := link.facts["client"]:
+            return str(client)
+        if self.here:
+            hosts = dict(zip(node_names(self.plan.hosts), self.plan.hosts, strict=True))
+            return parse_host(hosts[self.here]).host
         # The others may not know the name of a machine that only starts the run.
         return ",".join((socket.gethostname(), *own_addresses()))
 

@@ -17,6 +17,7 @@ from typing import Final
 
 from clusterrun.config.hosts import parse_host
 from clusterrun.errors import ClusterrunError, Exit, SchedulerUnreachableError, SubmissionError
+from clusterrun.shared.files import unnamed_file
 
 SSH_FAILED: Final = 255  # ssh's own status; any other is the command's
 NOT_FOUND: Final = 127  # bash's
@@ -69,7 +70,7 @@ def run(host: str, words: Sequence[str], *, is_terminal: bool) -> int:
     Raises SchedulerUnreachableError, KeyboardInterrupt.
     """
     sys.stdout.flush()
-    with open(os.memfd_create("log"), "r+b", buffering=0) as log:  # a killed process leaves no file
+    with open(unnamed_file(), "r+b", buffering=0) as log:  # a killed process leaves no file
         argv = ssh(host, words, terminal=is_terminal)
         log_path = f"/proc/{os.getpid()}/fd/{log.fileno()}"
         argv[1:1] = ["-E", log_path, "-oLogLevel=ERROR"]  # ssh's messages, not the command's

@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from clusterrun.backends.local.backend import SCHEMA, VISIBLE, Controlling, identity
 from clusterrun.errors import NodeExit
@@ -83,23 +83,25 @@ def detach(work: Callable[[Callable[[], None]], None], output: Path) -> int:
         return 1
     os.close(reader)
     os.setsid()
-    try:
-        null = os.open(os.devnull, os.O_RDONLY)
-        file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        for descriptor, place in ((null, 0), (file, 1), (file, 2)):
-            os.dup2(descriptor, place)
-        os.close(null)
-        os.close(file)
-        work(lambda: _send(writer, READY))
-    except Exception:  # noqa: BLE001 - any error goes to the submitter and to the log
-        traceback.print_exc()
-        _send(writer, traceback.format_exc().encode())
-        return 1
+    with open(writer, "wb") as pipe:
+        try:
+            null = os.open(os.devnull, os.O_RDONLY)
+            file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            for descriptor, place in ((null, 0), (file, 1), (file, 2)):
+                os.dup2(descriptor, place)
+            os.close(null)
+            os.close(file)
+            work(lambda: _send(pipe, READY))
+        except Exception:  # noqa: BLE001 - any error goes to the submitter and to the log
+            traceback.print_exc()
+            _send(pipe, traceback.format_exc().encode())
+            return 1
     return 0
 
 
-def _send(writer: int, message: bytes) -> None:
-    with contextlib.suppress(OSError), open(writer, "wb") as pipe:  # once; the reader may be gone
+def _send(pipe: BinaryIO, message: bytes) -> None:
+    """Write the first message and close the pipe; its reader may be gone."""
+    with contextlib.suppress(OSError, ValueError), pipe:  # ValueError: it is closed
         pipe.write(message)
 
 

@@ -85,8 +85,9 @@ class Account:
         if event.get("type") == "step":
             self._step = step
             # A trainer that is stopped early reports its last step as the total.
-            self._total = max(self._total, event.get("total") or 0)
-            self.is_through = step == self._total
+            total = event.get("total")
+            self._total = max(self._total, total if isinstance(total, int) else 0)
+            self.is_through = step == self._total > 0  # 0: no total is known
         elif event.get("type") == "checkpoint":
             if self._step is not None:  # steps are reported once a second
                 self._step = max(step, self._step)
