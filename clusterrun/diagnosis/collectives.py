@@ -52,9 +52,9 @@ class Trace:
     """What a rank did in one group: the calls from number `first` on."""
 
     first: int = 0
-    calls: list[Call | None] = field(default_factory=list)
+    calls: list[Call | None] = field(default_factory=list)  # None: it is not recorded
     done: int = -1  # the newest that finished
-    entered_at: float = 0.0
+    entered_at: float = 0.0  # epoch seconds, of the newest
 
     @property
     def last(self) -> int:
@@ -114,7 +114,7 @@ class Recordings:
             traces: dict[tuple[str, str], Trace] = {}  # by name: all members are a slow key
             for entry in dump.get("entries", ()):
                 if not entry.get("is_p2p"):
-                    group = entry["process_group"]
+                    group = entry["process_group"]  # its name and description
                     if group not in traces:
                         key = group[0], members_of.get(group[0], ()), group[1]
                         ranks = self._groups.setdefault(key, {})
@@ -156,7 +156,7 @@ class Recordings:
         waiting = {rank for stuck in found for rank in stuck.waiting}
 
         def order(stuck: Stuck) -> tuple[bool, bool, int, float]:
-            """Sort victims last: ranks that are missing here, but wait in another group."""
+            """Sort by kind; then victims, ranks missing here that wait elsewhere, come last."""
             is_unclear = stuck.kind is not StuckKind.MISMATCH
             victims = waiting.intersection(stuck.odd)
             return is_unclear, not stuck.odd, len(victims), stuck.since
@@ -175,8 +175,9 @@ class Recordings:
             return mismatch
         if newest == oldest and all(trace.done >= newest for trace in ranks.values()):
             return None
-        number = min(newest, oldest + 1)
+        number = min(newest, oldest + 1)  # the first that not all entered, or the newest
         behind = {rank for rank, trace in ranks.items() if trace.last < number}
+        # Members without a call in this group, but for those whose missing dump is excused.
         unknown = {*members} - ranks.keys() - (self._excused - self.ranks)
         odd = tuple(sorted(behind | unknown))
         calls = {r: call for r, trace in ranks.items() if (call := trace.call(number))}
@@ -199,6 +200,7 @@ class Recordings:
     def _mismatch(self, group: str, ranks: Mapping[int, Trace], oldest: int) -> Stuck | None:
         """Find the first collective that the ranks called differently, of those that all have."""
         done = min(trace.done for trace in ranks.values())
+        # Earlier ones are not recorded by all, or have harmed nothing if they differ.
         start = max(*(t.first for t in ranks.values()), oldest - _COMPARED, done - _PASSED, 0)
         for number in range(start, oldest + 1):
             calls = {r: call for r, trace in ranks.items() if (call := trace.call(number))}
@@ -222,6 +224,7 @@ class Recordings:
 
 
 def _text(call: Call | None, number: int) -> str:
+    """Describe a call, as in `all_reduce #812 [[7]] Float at train.py:88 in step`; "" for None."""
     if call is None:
         return ""
     where = f" at {call.where}" if call.where else ""
@@ -283,7 +286,7 @@ class Works(Generic[T]):
     left: int = _MOST
 
     def feed(self, text: str, rank: int | None, found: T) -> None:
-        """Take a line with one of WORDS."""
+        """Take a line of `rank` with one of WORDS; its text may number the rank within a group."""
         if call := _CALL.search(text):
             self.left -= 1
             self._calls.setdefault(rank, {})[call["seq"]] = _signature(call), found
@@ -292,7 +295,7 @@ class Works(Generic[T]):
             reports, reporter = self._groups.setdefault(status["group"], {}), int(status["rank"])
             called, _ = self._calls.get(rank, {}).get(status["stuck"], ("", found))
             stuck, entered = status["stuck"], int(status["entered"])
-            if stuck or reporter not in reports:
+            if stuck or reporter not in reports:  # a timeout replaces a mere status
                 reports[reporter] = _Report(entered, int(stuck) if stuck else None, called, found)
 
     def conclusions(self) -> Iterator[tuple[str, T]]:
@@ -314,8 +317,8 @@ def _of_group(reports: list[_Report[T]]) -> Iterator[tuple[str, T]]:
         return
     newest = max(each.stuck or 0 for each in waiting)
     behind = [each for each in reports if each.entered < newest]
-    if behind and 2 * len(behind) <= len(reports):
-        is_waiting = any(each.stuck is not None for each in behind)
+    if behind and 2 * len(behind) <= len(reports):  # the odd ones are at most half
+        is_waiting = any(each.stuck is not None for each in behind)  # in an earlier one
         yield MISMATCH if is_waiting else MISSING, behind[0].found
     elif all(each.stuck == newest for each in waiting):
         yield from _mismatch([(each.call, each.found) for each in waiting if each.call])

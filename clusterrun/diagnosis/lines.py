@@ -90,6 +90,7 @@ def read_line(
 
 @functools.lru_cache(maxsize=1024)
 def _epoch(text: str) -> float | None:
+    """Return a time as if it were UTC: only differences count. None for no valid date."""
     try:
         found = datetime.strptime(text.replace("T", " "), "%Y-%m-%d %H:%M:%S")
     except ValueError:

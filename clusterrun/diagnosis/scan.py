@@ -134,7 +134,7 @@ class Scanner:
         self.trainings[line.file].feed(line)
         is_matched = self._match(line, process)
         if self._works.left and any(map(line.text.__contains__, WORDS)):
-            found = self._finding(KnownCause(id=""), Role.EITHER, line, process)
+            found = self._finding(KnownCause(id=""), Role.EITHER, line, process)  # see `findings`
             self._works.feed(line.text, line.rank, found)
         self._read_traceback(line, process, is_matched=is_matched)
 
@@ -166,7 +166,7 @@ class Scanner:
         self._keep(self._finding(self.table[name], role, line, _Process()))
 
     def causal(self) -> list[FoundSign]:
-        """Return the findings that can be a cause: no training went on after them, or had ended."""
+        """Return what can be a cause: lasting, or with no end before it and no steps after it."""
         return [
             each
             for each in self.findings()
@@ -180,7 +180,7 @@ class Scanner:
         self._found.pop((name, role), None)
 
     def _is_passed(self, finding: FoundSign) -> bool:
-        """Return whether the training went on; Slurm lets it for a while, if it ends a job."""
+        """Return whether the training went on; while Slurm ends a job, it may for a while."""
         training, needed = self.trainings[finding.line.file], STEPS
         if finding.of_start:
             needed = 1
@@ -189,7 +189,7 @@ class Scanner:
         return training.steps - finding.steps >= needed
 
     def _match(self, line: PrintedLine, process: _Process) -> bool:
-        """Find signs in a line; return whether it has one without conditions."""
+        """Find signs in a line; return whether any has no conditions, and is no noise or advice."""
         is_matched = False
         if process.is_ignored:
             return is_matched
@@ -230,6 +230,7 @@ class Scanner:
             return known
         if len(self._forms) >= _MOST_FORMS:
             self._forms.clear()
+        # The last part is "", which stands for literals of fewer than _PART letters.
         parts = self._literals.keys() & {form[at : at + _PART] for at in range(len(form) + 1)}
         near = (each for part in parts for each in self._literals[part])
         found = sorted({number for literal, number in near if literal in form})
@@ -245,7 +246,7 @@ class Scanner:
         elif _FRAME.match(text):
             if not process.in_traceback:
                 self._begin_traceback("", process)
-            process.frames = [*process.frames[-7:], text.strip("│| \t")]
+            process.frames = [*process.frames[-7:], text.strip("│| \t")]  # the last eight
         elif _CHAINED.match(text):
             process.is_ignored, process.others = process.was_ignored, 0
             process.is_chained = True
@@ -257,7 +258,7 @@ class Scanner:
     def _begin_traceback(self, prefix: str, process: _Process) -> None:
         """Begin a traceback; `prefix` and the line before tell whether it stopped the process."""
         if not process.in_traceback:
-            is_still_ignored = process.is_ignored and process.others <= 1
+            is_still_ignored = process.is_ignored and process.others <= 1  # at most a line between
             is_caught = bool(_MILD.search(prefix) or _CAUGHT.search(process.line_before))
             process.is_ignored = is_still_ignored or is_caught
         process.in_traceback, process.frames, process.others = True, [], 0
@@ -271,7 +272,7 @@ class Scanner:
         text = line.text
         if not (process.in_traceback or process.is_ignored):
             if not is_matched and ": " in text and _BARE.match(text):
-                self._keep_uncaught(line, process, Role.CONFIRMATION)
+                self._keep_uncaught(line, process, Role.CONFIRMATION)  # without a traceback
             return
         is_after_frame = process.line_before[:1] in (" ", "╰")
         is_exception = _EXCEPTION.match(text) or (is_after_frame and _AFTER_FRAME.match(text))
@@ -289,11 +290,11 @@ class Scanner:
             self._ignored.add(exception)
         is_known = is_matched or process.is_explained or exception in self._ignored
         is_raised = process.in_traceback and not process.is_ignored
-        if is_raised and not is_known and not _LOGGED.search(line.text[:40]):
+        if is_raised and not is_known and not _LOGGED.search(line.text[:40]):  # "WARNING ..."
             self._keep_uncaught(line, process, Role.ROOT)
 
     def _keep_uncaught(self, line: PrintedLine, process: _Process, role: Role) -> None:
-        """Keep an exception, unless signs in its line wait for what is around it."""
+        """Keep an exception; while a sign in its line waits, only in case that the sign fails."""
         cause = self.table.get(UNCAUGHT)
         if cause is None:
             return
@@ -302,7 +303,7 @@ class Scanner:
             if each.finding.order == self.lines:
                 each.otherwise = finding
                 return
-        if process.is_original:
+        if process.is_original:  # it says more than the one that wraps it
             self._take_back(process)
         self._keep(finding)
         process.uncaught = finding.order if role is Role.ROOT else 0
@@ -349,7 +350,7 @@ class Scanner:
             kept[:] = [each for each in kept if not self._is_passed(each)]
         if len(kept) < _MOST_KEPT:
             kept.append(finding)
-            self._more.pop(key, None)
+            self._more.pop(key, None)  # those that filled the list were passed: these, too
             return
         more, like = self._more.setdefault(key, {}), _like(finding)
         places = more.get(like, set())

@@ -112,13 +112,13 @@ class TrainingLog:
     silent_from: float | None = None
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=_MOST_LOSSES))
     _seen: deque[str] = field(default_factory=lambda: deque(maxlen=_RECENT))
-    _scale: float = 0.0
-    _overflow: str = ""
-    _overflow_at: int = 0
+    _scale: float = 0.0  # the loss scale; 0: none was printed
+    _overflow: str = ""  # how the last line about one ended
+    _overflow_at: int = 0  # the step of the last overflow or loss scale
     _is_skipping: bool = False  # no loss since the last skipped step
 
     def feed(self, line: PrintedLine) -> None:
-        """Take the next line."""
+        """Take the next line; a step number or a loss that is new counts as a step."""
         text = line.text
         if line.at is not None:
             self.silent_from = self.silent_from or line.at
@@ -165,6 +165,7 @@ class TrainingLog:
         low = line.text.lower()
         if "loss scale: " in low and (scale := _SCALE.search(line.text)):
             new = float(scale["scale"])
+            # Without a loss, and with a smaller scale: the step was skipped.
             self.overflows = self.overflows + 1 if loss is None and new < self._scale else 0
             self._scale, self._overflow_at = new, self.steps
         norm = _NORM.search(low) if "norm" in low else None
@@ -190,15 +191,15 @@ class TrainingLog:
     def is_overflowing(self) -> bool:
         """Return whether steps of fp16 are skipped at the end, more than at a usual start."""
         is_least = self._is_skipping and 0 < self._scale <= _LEAST_SCALE
-        suspect = _OVERFLOWS if len(self.losses) >= _SETTLED or is_least else _OVERFLOWS_AT_START
+        enough = _OVERFLOWS if len(self.losses) >= _SETTLED or is_least else _OVERFLOWS_AT_START
         if self.is_diverged:
-            suspect = 1
-        return self._is_after_overflow and self.overflows >= suspect
+            enough = 1  # it explains the loss
+        return self._is_after_overflow and self.overflows >= enough
 
     @property
     def is_nan(self) -> bool:
         """Return whether the loss stayed NaN or infinite; of few losses, the last one decides."""
-        has_nan_norms = self.nan_norms > 1 and self._scale <= _LEAST_SCALE
+        has_nan_norms = self.nan_norms > 1 and self._scale <= _LEAST_SCALE  # fp16 seeks no scale
         is_last = (self.nan_losses > 0 or has_nan_norms) and len(self.losses) <= STEPS
         return max(self.nan_losses, self.nan_norms) >= STEPS or is_last
 
@@ -223,7 +224,7 @@ def _has_jumped(values: list[float]) -> bool:
         return False
     base, level = statistics.median(usual), statistics.fmean(tail)
     is_high = level > max(_RATIO * base, base + _JUMP) and min(tail) > _ABOVE * base > 0
-    return is_high and level > min(_HIGH, _MANY_TIMES * base)
+    return is_high and level > min(_HIGH, _MANY_TIMES * base)  # high in itself, or by far
 
 
 def _has_risen(values: list[float]) -> bool:
@@ -239,6 +240,7 @@ def _has_risen(values: list[float]) -> bool:
     outliers = size // 10  # of each block
     is_apart = last[outliers] > lowest[-1 - outliers] > 0
     is_far = level > min(_TWICE * base, max(_RATIO * base, base + _JUMP))
+    # Above 1, up by _RISE at least, and still above _RISE times the highest.
     return is_apart and is_far and level > max(1.0, base + _RISE, _RISE * highest)
 
 
@@ -247,7 +249,7 @@ class Losses:
     """The losses of a training: how many, the last, and whether it never changed."""
 
     count: int = 0
-    last: float | None = None  # None: not finite
+    last: float | None = None  # None: not finite, or (printed) not constant
     is_constant: bool = False
     is_finite: bool = True
 
@@ -281,6 +283,6 @@ class PrintedTraining:
 
 
 def _is_exact(loss: str) -> bool:
-    """Return whether a printed loss shows small changes; 0 does, as a loss never is."""
+    """Return whether a loss has the digits to show small changes; 0 counts: no real loss is 0."""
     digits = re.sub(r"[eE].*|\D", "", loss).lstrip("0")
     return not digits or len(digits) >= _LEAST_DIGITS

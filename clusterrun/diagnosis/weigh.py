@@ -85,15 +85,16 @@ def verdict_of(scanner: Scanner) -> Verdict | None:
         status = Certainty.UNCONFIRMED
     elif chosen.role is Role.EITHER or chosen.cause.generic:
         status = Certainty.LIKELY
-    raised_at = {each.frames[-1:] for each in of_cause}
+    is_on_all = len(ranks) > 1 and ranks >= scanner.ranks
+    raised_at = {each.frames[-1:] for each in of_cause} - {()}
     return Verdict(
         cause=chosen.cause,
         status=status,
-        evidence=tuple(evidence.values())[:_EVIDENCE] or (chosen,),
+        evidence=tuple(evidence.values())[:_EVIDENCE] or (chosen,),  # by numbers: no sign
         ranks=tuple(sorted(ranks)),
         nodes=tuple(sorted({node for _, node in places if node})),
         consequences=_consequences(scanner, findings, of_cause or [chosen]),
-        is_shared=len(ranks) > 1 and ranks >= scanner.ranks and len(raised_at - {()}) == 1,
+        is_shared=is_on_all and len(raised_at) == 1,
     )
 
 

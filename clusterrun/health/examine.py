@@ -84,7 +84,7 @@ def side_by_side(parts: Mapping[str, Callable[[], Any]], deadline_s: float) -> d
 
 # Of many nodes
 
-# The packages of which all nodes need the same version, by the parts that must be equal: ranks
+# The packages of which all nodes need the same version, by its first parts (None: all): ranks
 # exchange pickled objects and call the same collectives, and NCCL refuses any other version.
 MUST_AGREE: Final = {"python": 2, **dict.fromkeys(("torch", "accelerate", "NCCL", "clusterrun"))}
 HINTS: Final = {
@@ -119,7 +119,7 @@ def differences(facts: Mapping[str, Mapping[str, str]]) -> list[Finding]:
 
 
 def _compared(group: str, names: Sequence[str], facts: Mapping[str, Mapping[str, str]]) -> Finding:
-    """Compare the facts of a group between nodes: a failure if one differs on which all agree."""
+    """Compare the facts of a group between nodes: it fails if one differs in what must agree."""
     check = f"same.{group}"
     if len(facts) < 2:
         return skip(check, "there is only one node")
@@ -135,7 +135,7 @@ def _compared(group: str, names: Sequence[str], facts: Mapping[str, Mapping[str,
 
 
 def _breaks_a_job(fact: str, values: Iterable[str]) -> bool:
-    """Return whether values differ in the parts that must agree: for most facts, these are none."""
+    """Return whether values differ in their first parts that must agree (0: none, None: all)."""
     parts = MUST_AGREE.get(fact, 0)
     return len({tuple(value.split(".")[:parts]) for value in values}) > 1
 

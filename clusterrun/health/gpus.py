@@ -197,7 +197,7 @@ def _wear(gpu: NvmlGpu) -> list[_Flaw]:
     remapping (64). After a remapping (63) a job can run: the reset is due when it has ended.
     """
     errors = count(gpu.errors or 0, "uncorrected ECC error")
-    is_lasting = gpu.is_worn is None or gpu.recovery in NEEDED
+    is_lasting = gpu.is_worn is None or gpu.recovery in NEEDED  # None: it remaps no rows
     return [
         *([("remapping a row of its memory failed", True)] if gpu.is_worn else []),
         *([(f"{errors} since its last reset", is_lasting)] if gpu.errors else []),

@@ -44,7 +44,7 @@ _INNER: Final = re.compile(r"lo$|veth|docker|br-|virbr|cali|cni|flannel|tun|tap|
 
 def shm(ranks: int) -> Finding:
     """Look at the size and the free bytes of /dev/shm, which loader workers and NCCL use."""
-    name, is_sure = "node.shm", ranks > 1
+    name, is_sure = "node.shm", ranks > 1  # NCCL then needs it; loader workers may not exist
     try:
         found = os.statvfs(SHM)
     except OSError as error:
@@ -165,14 +165,16 @@ def packages(names: Sequence[str] = PACKAGES) -> dict[str, str]:
 
 
 def _hardware() -> Iterator[tuple[str, str]]:
+    """Yield the CPU, the usable CPUs and the memory; POWER calls its model `cpu`."""
     with contextlib.suppress(OSError), CPU.open(errors="replace") as file:
         name = re.search(r"^(?:model name|cpu)\s*:\s*(.*)$", file.read(_START), re.MULTILINE)
-        yield "CPU", name[1] if name else os.uname().machine
+        yield "CPU", name[1] if name else os.uname().machine  # ARM's has no name
     yield "usable CPUs", str(len(os.sched_getaffinity(0)))
     yield "memory", gib(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
 def _network() -> Iterator[tuple[str, str]]:
+    """Yield the state of each interface to other machines, and of each port of InfiniBand."""
     for name, found in sorted(psutil.net_if_stats().items()):
         if not _INNER.match(name):
             speed = f"{found.speed} Mb/s, " if found.speed else ""
@@ -207,7 +209,8 @@ class MemoryGroup:
             return cls(levels=())
         is_step = [part.startswith("step_") for part in parts]
         job_depth = is_step.index(True) if True in is_step else len(parts)
-        depths = range(len(parts), max(job_depth, 1) - 1, -1)  # from the task's up to the job's
+        # From the task's up to the job's, which is at least one below the root.
+        depths = range(len(parts), max(job_depth, 1) - 1, -1)
         levels = tuple(base.joinpath(*parts[:depth]) for depth in depths)
         return cls(levels=levels or (base,), is_v1=v1 is not None)
 
@@ -252,7 +255,7 @@ def own_group(controller: str = "memory", root: Path = ROOT, own: Path = OWN) ->
 
 def cpu_seconds(root: Path = ROOT, own: Path = OWN) -> float:
     """Return the CPU time of the job's cgroup, or of this process's; the machine's without one."""
-    for job in own_group("cpuacct", root, own).levels[-1:]:
+    for job in own_group("cpuacct", root, own).levels[-1:]:  # the highest, if any
         for place in (job, *job.parents):  # a container may show the path that it has outside
             nanoseconds, found = _number(place / "cpuacct.usage"), _counts(place / "cpu.stat")
             if nanoseconds is not None:

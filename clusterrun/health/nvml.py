@@ -27,8 +27,8 @@ class NvmlGpu:
     problem: str = ""  # why it does not answer
     model: str | None = None
     address: str | None = None
-    used: int | None = None
-    total: int | None = None
+    used: int | None = None  # bytes
+    total: int | None = None  # bytes
     errors: int | None = None  # uncorrected ECC errors since its last reset
     is_pending: bool | None = None  # a part of its memory waits for its replacement
     is_worn: bool | None = None  # no replacement is left
@@ -36,8 +36,8 @@ class NvmlGpu:
     recovery: int | None = None  # an nvmlDeviceGpuRecoveryAction
     pids: Sequence[int] | None = None
     uuid: str | None = None
-    capability: Sequence[int] | None = None
-    links: Sequence[bool] | None = None
+    capability: Sequence[int] | None = None  # major and minor
+    links: Sequence[bool] | None = None  # of each NVLink, whether it is active
     activity: float | None = None  # percent of the time in which any kernel ran; with --again
     watts: float | None = None  # with --again
     celsius: int | None = None  # with --again
@@ -59,7 +59,7 @@ class Driver:
         whole = self.ask("DeviceGetHandleByIndex", number)
         if whole is None:
             return {str(number): ""}
-        mig = self.ask("DeviceGetMigMode", whole)
+        mig = self.ask("DeviceGetMigMode", whole)  # the current and the pending mode
         most = self.ask("DeviceGetMaxMigDeviceCount", whole) if mig and mig[0] else 0
         slices = [self.ask("DeviceGetMigDeviceHandleByIndex", whole, n) for n in range(most or 0)]
         own = [self.ask("DeviceGetUUID", part) for part in slices if part is not None]
@@ -119,8 +119,8 @@ class Driver:
 
     def _memory(self, handle: Any) -> Any:
         """Return the memory in use, without what the driver reserves if it reports that."""
-        second = getattr(self.nvml, "nvmlMemory_v2", None)
-        found = second and self.ask("DeviceGetMemoryInfo", handle, second)
+        version_2 = getattr(self.nvml, "nvmlMemory_v2", None)
+        found = version_2 and self.ask("DeviceGetMemoryInfo", handle, version_2)
         return found or self.ask("DeviceGetMemoryInfo", handle)
 
     def _wear(self, handle: Any) -> dict[str, Any]:

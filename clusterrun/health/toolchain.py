@@ -1,4 +1,7 @@
-"""The job's torch, what builds DeepSpeed's operators, NVIDIA's driver and the CUDA toolkit."""
+"""The job's torch, what builds DeepSpeed's operators, NVIDIA's driver and the CUDA toolkit.
+
+`is_sure`: the nodes find the same as this machine, so that what is wrong here makes a job fail.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ def torch(python: Interpreter, cuda: str | None, *, on_gpus: bool, is_sure: bool
     name, version = "python.torch", python.packages.get("torch", "")
     if not version:
         return skip(name, f"no torch is known of {python.path or 'the interpreter'}")
-    text = f"torch {version}".replace(" ?", ", version unknown")
+    text = f"torch {version}".replace(" ?", ", version unknown")  # "?" is UNKNOWN
     if cuda == "" and on_gpus:
         text = f"{text} was built without CUDA; the job requests GPUs"
         hint = "install torch with CUDA: pytorch.org/get-started; or train on CPUs: --device cpu"

@@ -114,6 +114,7 @@ def _measure_together(plan: Plan, rank: int, mine: Mapping[str, Any]) -> dict[st
         while time.monotonic() < until and not all(store.check([f"done/{n}"]) for n in known):
             time.sleep(PAUSE_S)
         reduced["met"] = tuple(found["node"] for found in known.values() if found["node"])
+    # Of use to the first rank of a node: it reports what the next ones computed, too.
     of_node = [known[n] for n in range(rank, rank + plan.procs_per_node) if n in known]
     return {"computed": {k: v for each in of_node for k, v in each["computed"].items()}, **reduced}
 
@@ -164,7 +165,7 @@ def _all_reduce(device: str, store: Any, rank: int, world: int) -> float:
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=wait)
     times = []
     for _ in range(TIMES):
-        values = torch.full((MIB << 18,), float(rank + 1), device=device)
+        values = torch.full((MIB << 18,), float(rank + 1), device=device)  # of 4 bytes
         started = time.perf_counter()
         dist.all_reduce(values)
         if is_cuda:
@@ -198,7 +199,7 @@ def matmul_rate(device: str) -> float:
     times, seconds = _repeat(multiply, (1 - _WARM_UP) * for_s)
     if not torch.isfinite(product).all():
         raise RuntimeError("the product of two matrices is not finite")
-    return times * batch * 2.0 * float(size) ** 3 / seconds / 1e12
+    return times * batch * 2.0 * float(size) ** 3 / seconds / 1e12  # each: multiply and add
 
 
 def _repeat(act: Callable[[], None], for_s: float) -> tuple[int, float]:
@@ -272,6 +273,7 @@ def judge_nodes(
 
     `met`: the nodes whose ranks met; None if no ranks could. `unstarted`: those on which Slurm
     could not start the job. `said`: why a node did not take part. `waited_s`: for the reports.
+    `has_slurm`: hints may name its commands.
     """
     rates = {node: rate for node, report in found.items() if (rate := _rate(report, "cuda"))}
     behind = slow(rates)
@@ -311,7 +313,7 @@ def unreported(
 
 
 def _rate(report: NodeReport, kind: str = "") -> float | None:
-    """Return the rate of a node's slowest device of a kind."""
+    """Return the rate of a node's slowest device of a kind ("": of any); None without one."""
     found = (report.computed or {}).items()
     rates = (each.get("tflops") for name, each in found if name.startswith(kind))
     return min((float(rate) for rate in rates if rate is not None), default=None)
@@ -356,7 +358,7 @@ def _joint(report: NodeReport, met: Collection[str], problem: str) -> list[Findi
 def compare_nodes(
     nodes: Sequence[str], found: Mapping[str, NodeReport], met: Collection[str] | None
 ) -> list[Finding]:
-    """Return the checks that compare nodes."""
+    """Return the checks that compare nodes; without `met`, also why no ranks could meet."""
     checks = differences({node: report.facts for node, report in found.items()})
     has_first = not found.keys().isdisjoint(nodes[:1])
     why = f"{'torch does not start on' if has_first else 'no report from'} the first node"
@@ -375,7 +377,7 @@ def slow(values: Mapping[str, float], least: float = 0.75) -> dict[str, float]:
     found = {}
     for place, (value, node) in enumerate(ordered[: len(ordered) // 2]):
         others = [other for other, _ in (*ordered[:place], *ordered[place + 1 :])]
-        middle = others[(len(others) - 1) // 2]
+        middle = others[(len(others) - 1) // 2]  # the lower median
         if middle > 0 and value / middle < least:
             found[node] = value / middle
     return found

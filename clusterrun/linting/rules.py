@@ -191,7 +191,7 @@ def _collective_on_one_rank(script: Script, launch: Launch) -> Iterator[Found]:
     if any(re.search(_NAMES_RANKS, ast.unparse(test)) for test in others):
         return  # the other ranks may enter it there
     for call in guarded:
-        if not re.search("(?i)group|mesh|pg", ast.unparse(call)):
+        if not re.search("(?i)group|mesh|pg", ast.unparse(call)):  # a group may be of one rank
             name = script.name(call.func).lstrip(".")
             yield call, f"{name}() is called on one rank only"
 
@@ -235,7 +235,8 @@ def _data_parallel(script: Script, launch: Launch) -> Iterator[Found]:
 def _local_rank_argument(script: Script, launch: Launch) -> Iterator[Found]:
     reads_it = re.search("LOCAL_RANK|get_local_rank|SLURM_LOCALID|device_count", script.text)
     uses_it = re.search(r"\.local_rank\b(?!\s*=[^=])", script.text)
-    is_wrong = uses_it and not reads_it and is_self_contained(script) and launch.ranks_per_node > 1
+    is_needed = is_self_contained(script) and launch.ranks_per_node > 1  # the ranks must differ
+    is_wrong = is_needed and uses_it and not reads_it
     for call in script.calls(".add_argument"):
         flags = {text_of(each) for each in call.args} & {"--local_rank", "--local-rank"}
         is_required = constant(keyword(call, "required")) is True and not script.may_skip(call)
@@ -287,9 +288,10 @@ def _no_set_epoch(script: Script, launch: Launch) -> Iterator[Found]:
     for call in script.calls(names[0], f"{names[1]}.DistributedSampler"):
         shuffle = keyword(call, "shuffle")
         is_shuffled = shuffle is None or constant(shuffle) is True
-        is_plain = not has_unknown_arguments(call) and len(call.args) < 4
+        is_plain = not has_unknown_arguments(call) and len(call.args) < 4  # the 4th: shuffle
         is_of_validation = re.search("(?i)val|test", script.lines[call.lineno - 1])
-        if is_shuffled and is_plain and not keyword(call, "seed") and not is_of_validation:
+        has_seed = keyword(call, "seed")  # which may change with the epoch
+        if is_shuffled and is_plain and not (has_seed or is_of_validation):
             yield call, "the sampler's set_epoch() is never called"
 
 
@@ -360,8 +362,8 @@ def _plain_saves(script: Script) -> Iterator[tuple[ast.Call, ast.expr]]:
     for call in script.calls_on_all_ranks(".save_pretrained"):
         path = call.args[0] if call.args else keyword(call, "save_directory")
         is_model = re.search("(?i)model", ast.unparse(call.func).removesuffix("save_pretrained"))
-        is_asked = keyword(call, "is_main_process") or keyword(call, "save_function")
-        if path is not None and is_model and not is_asked and not has_unknown_arguments(call):
+        is_guarded = keyword(call, "is_main_process") or keyword(call, "save_function")
+        if path is not None and is_model and not is_guarded and not has_unknown_arguments(call):
             yield call, path
 
 
@@ -483,7 +485,7 @@ def _trains_for_epochs(script: Script) -> bool:
     for loop in script.nodes:
         if isinstance(loop, ast.For) and "epoch" in ast.unparse(loop.target):
             bounds = loop.iter.args if isinstance(loop.iter, ast.Call) else []
-            return [constant(bound) for bound in bounds] != [1]
+            return [constant(bound) for bound in bounds] != [1]  # range(1) is no loop
     return False
 
 
@@ -495,7 +497,7 @@ _NAMES_RANKS = "(?i)rank|main|master|primary|leader|chief|root"
 
 
 def branch_of_one_rank(script: Script, node: ast.AST, *, may_be_local: bool = True) -> bool:
-    """Return whether the innermost `if` around a node chooses one rank; `may_be_local`: per node.
+    """Return whether the innermost `if` around a node chooses one rank (`may_be_local`: per node).
 
     An `if` with an `else` does not count: the other ranks may do the same there.
     """

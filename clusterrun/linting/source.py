@@ -110,7 +110,7 @@ class Script:
 
     @cached_property
     def values(self) -> Mapping[str, list[ast.AST]]:
-        """What decides the value of a name: assignments, callers of its function, itself."""
+        """What a name gets its value from: an argument from calls, a function from its body."""
         found: defaultdict[str, list[ast.AST]] = defaultdict(list)
         for node in self.nodes:
             match node:
@@ -127,7 +127,7 @@ class Script:
                     value = ast.Tuple(elts=[*self.calls(name, f".{name}")])
                 case _:
                     continue
-            for each in ast.walk(target):
+            for each in ast.walk(target):  # names, attributes and arguments
                 found[self.name(each) or getattr(each, "arg", "")].append(value)
         return found
 
@@ -150,8 +150,9 @@ class Script:
     ) -> bool:
         """Return whether a node may not run: for a branch, an early return, its function's callers.
 
-        A function that this file does not call may not run. `some_ranks`: whether ranks may differ:
-        decorators and contexts count, too, but no test of how far the training is, or how good.
+        A function that this file does not call may not run. `some_ranks`: whether some ranks may
+        skip it while others run it: decorators and contexts count, too, but no test of how far the
+        training is, or how good. `seen`: the functions on the way to this call.
         """
         seen = set() if seen is None else seen
         for parent, child in self.around(node):
@@ -159,7 +160,7 @@ class Script:
             if decides(parent, child) or self._is_left_before(parent, child, some_ranks=some_ranks):
                 return True
             if isinstance(parent, Function):
-                if parent in seen:
+                if parent in seen:  # it calls itself, or was judged before
                     return True
                 seen.add(parent)
                 place = next(self.around(parent))[0] if parent.name == "__init__" else parent
@@ -215,11 +216,11 @@ class Script:
 
 
 def _is_conditional(parent: ast.AST, child: ast.AST) -> bool:
-    """Return whether a node may not run for what is around it; `if __name__ == ...` may."""
+    """Return whether what is around a node decides if it runs; `if __name__ == ...` does not."""
     tests = ast.walk(parent.test) if isinstance(parent, ast.If) else ()
     if any(isinstance(node, ast.Name) and node.id == "__name__" for node in tests):
         return False
-    return isinstance(parent, _BRANCHES) and child is not vars(parent).get("test")
+    return isinstance(parent, _BRANCHES) and child is not vars(parent).get("test")  # tests run
 
 
 def keyword(call: ast.Call, name: str) -> ast.expr | None:
@@ -279,7 +280,7 @@ _OF_LIBRARY: Final = (
 
 
 class ScriptOptions:
-    """The options of a script, from the modules of its project; packages in `own` are known."""
+    """A script's options, from the modules of its project; packages in `own` hide no others."""
 
     def __init__(self, modules: Sequence[Script], own: Collection[str]) -> None:
         packages = {name for module in modules for name in module.packages}
@@ -330,7 +331,7 @@ def _words(script: Script, has_names: bool) -> Iterator[str]:
     """Yield literal options and fields of classes; with `has_names` also parameters and words."""
     for node in script.nodes:
         text = text_of(node)
-        if not re.search(r"\s", text) or "docopt" in script.packages:
+        if not re.search(r"\s", text) or "docopt" in script.packages:  # which reads its usage
             yield from re.findall(r"(?<![\w-])--?\w[\w-]*", text)
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             yield node.target.id

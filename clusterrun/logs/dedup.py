@@ -14,8 +14,8 @@ from clusterrun.logformat.symptoms import Classifier
 
 LEAST_COPIES = 3  # to fold lines of ranks; fewer stay separate
 LEAST_WRITERS = 2  # to fold tracebacks, and lines of launchers and agents
-WINDOW_US = 2_000_000
-QUIET_US = 300_000
+WINDOW_US = 2_000_000  # after its first copy, a text takes no more copies
+QUIET_US = 300_000  # without a new copy: the text is written
 HELD_LINES = 10_000
 HELD_CHARS = 16 * 1024 * 1024
 TRACEBACK_US = 300_000  # that a traceback may wait for its last line
@@ -68,7 +68,7 @@ class Copies:
         self.count += 1
         if line.epoch_us > self.last_us:
             self.last_us = line.epoch_us
-        if numbers is not self.numbers and numbers != self.numbers:
+        if numbers is not self.numbers and numbers != self.numbers:  # `_shape` is cached
             pairs = enumerate(zip(numbers, self.numbers, strict=True))
             self.varying |= {place for place, (one, other) in pairs if one != other}
 
@@ -117,7 +117,7 @@ class Dedup:
         key, numbers = _shape(body)
         same = self._open.setdefault((line.stream, key), [])
         nth = 0
-        if same and same[0].writers & writer:  # as in all entries before its next one
+        if same and same[0].writers & writer:  # its lines are in the first entries, without a gap
             nth = bisect_left(same, True, key=lambda copies: not copies.writers & writer)
         if nth < len(same):
             same[nth].add(line, numbers, writer)

@@ -116,7 +116,7 @@ class _Attempt:
     _held: deque[LogLine] = field(default_factory=deque)
 
     def new_lines(self, *, last: bool) -> Iterator[LogLine | Joined]:
-        """Yield what was written since the last poll, in order; the last holds back no lines."""
+        """Yield new lines in order; the last poll, or one that finds nothing, holds none back."""
         yield from self.add_new_files()
         stretches = self.advance(last=last)
         lines = merge_sources(stretches)

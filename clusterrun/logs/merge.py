@@ -48,7 +48,7 @@ _MIN_BLOCK_BYTES = 2 * 1024
 _MAX_BLOCK_BYTES = 256 * 1024
 _MAX_SKIP_BYTES = 128 * 1024  # a block without wanted lines; larger ones exceed the cache
 MAX_HELD_BYTES = 80 * 1024 * 1024  # of lines that wait for those of other files
-SHORT_LINE_BYTES = 32
+SHORT_LINE_BYTES = 32  # `_pick` stops at as many lines as a block has of this length
 OBJECT_BYTES = 240  # memory of a line in addition to its text
 _CUT = "…".encode()
 
@@ -118,20 +118,20 @@ def number_nodes(sources: Iterable[Source]) -> dict[str, int]:
 def _read_ahead(live: list[Reader]) -> None:
     """Read blocks of the files, so that a round passes on many lines, within the memory bound.
 
-    Read a block of each file without waiting lines; of a line longer than a block only if there is
-    room for it, or if all others wait for its file. Then read the files that lag behind, up to the
-    median of all; the last one even without room.
+    First read a block of each file without waiting lines. A line longer than a block is read only
+    if there is room for it, or if the round waits for its file. Then read the files that lag
+    behind, up to the median of all; the one furthest behind even without room.
     """
-    last = min(live, key=lambda reader: reader.reached)
+    hindmost = min(live, key=lambda reader: reader.reached)
     room = MAX_HELD_BYTES - sum(reader.held_bytes for reader in live)
     for reader in live:
-        if not reader.lines and (reader is last or room > 0 or not reader.long_bytes):
+        if not reader.lines and (reader is hindmost or room > 0 or not reader.long_bytes):
             reader.read()
             room -= reader.held_bytes
     waiting = sorted((r for r in live if not r.is_done), key=lambda reader: reader.reached)
     median = waiting[len(waiting) // 2].reached if waiting else _AT_THE_END
     for reader in waiting:
-        room += reader.held_bytes
+        room += reader.held_bytes  # its limit includes what it holds
         limit = max(room, _MAX_SKIP_BYTES) if reader is waiting[0] else room
         while reader.reached < median and reader.held_bytes < limit:
             reader.read()
@@ -149,9 +149,10 @@ class LineHeads(dict[bytes, "Head | None"]):
         self._takes = takes
 
     def __missing__(self, key: bytes) -> Head | None:
+        """Read the head of a line, whatever its stamp; None for what is no head."""
         match = STAMPED.match(BEFORE_ALL + key)
         if not match:
-            return None
+            return None  # not kept: there may be any number of torn heads
         rank, stream, partial = who_wrote(match)
         head = self[key] = (self._takes(rank, stream), rank, stream, partial)
         return head
@@ -202,10 +203,10 @@ class Reader:
         self.reached = (int(self.near), self._number, self._place)
         if self.is_done:
             self.reached = _AT_THE_END
-        self.long_bytes = 0 if used else 2 * len(data)
+        self.long_bytes = 0 if used else 2 * len(data)  # not one whole line: read more
         if used < whole:  # there were enough wanted lines: the rest of the block is read again
             self._block_bytes = self._usual_bytes
-        elif not picked:
+        elif not picked:  # skip faster
             self._block_bytes = min(self._block_bytes * 2, _MAX_SKIP_BYTES)
         if picked:
             self.lines += picked
@@ -219,7 +220,10 @@ class Reader:
         return OBJECT_BYTES + text_bytes
 
     def _pick(self, data: bytes, whole: int, offset: int) -> tuple[int, list[LogLine]]:
-        """Pick wanted lines until there are enough; return how many bytes were used, and them."""
+        """Pick wanted lines until there are enough; return how many bytes were used, and them.
+
+        The first `whole` bytes are whole lines; the rest is torn, or too long to be a line.
+        """
         picked: list[LogLine] = []
         start, lines, literals = 0, data[:whole], self._source.literals
         if literals and not any(literal in lines for literal in literals):
@@ -231,17 +235,17 @@ class Reader:
                 end = start + MAX_LINE_BYTES  # too long to be a line
             elif start >= whole:
                 break
-            else:
+            else:  # about a usual block, up to the end of a line
                 end = data.find(b"\n", start + self._usual_bytes, whole) + 1 or whole
             picked += self._wanted(data[start:end], offset + start)
             start = end
         return start, picked
 
     def _advance(self, data: bytes, offset: int) -> None:
-        """Note that `data` was read, which begins at `offset`: its last stamp, the next place."""
+        """Note the last stamp of `data`, which was read at `offset`, and the place after it."""
         if self._kind is not FileKind.PLAIN:
             self.near = max(self.near, last_stamp(data) or self.near)
-        if self._kind is not FileKind.ERRORS:
+        if self._kind is not FileKind.ERRORS:  # the lines of a side file name theirs
             self._place = offset + len(data)
 
     def _wanted(self, data: bytes, offset: int) -> list[LogLine]:
@@ -259,6 +263,7 @@ class Reader:
         return lines
 
     def _parse(self, data: bytes, offset: int) -> list[LogLine]:
+        """Return the wanted lines of `data`; for a search, parse only those around its literals."""
         lines: list[LogLine] = []
         literals = self._source.literals
         for start, end in find_stretches(data, literals) if literals else [(0, len(data))]:
@@ -309,7 +314,7 @@ class Reader:
             if self._source.only_errors and not entry.kind and line.stream not in RECORDS:
                 continue
             noted = line._replace(text=entry.text, offset=self._place)
-            if not is_left_out(noted):
+            if not is_left_out(noted):  # the record that some had no room is not shown
                 yield self._in_full(noted) if entry.has_more else noted
 
     def _in_full(self, noted: LogLine) -> LogLine:
@@ -343,7 +348,7 @@ class Reader:
 
 
 def find_stretches(data: bytes, literals: Literals) -> list[tuple[int, int]]:
-    """Return lines that contain a literal, each with the lines before it up to one with a head."""
+    """Return the lines with a literal, each from the last one with a head: that has the time."""
     hits = {literal: data.find(literal) for literal in literals}  # the next of each; -1: none
     found: list[tuple[int, int]] = []
     end = 0
@@ -430,7 +435,7 @@ class _Backward:
         data = files.read(source.file.path, start, source.end - start)
         if start > source.start:
             data = data[data.find(b"\n") + 1 :]
-        newest = last_stamp(data)
+        newest = last_stamp(data)  # `order` goes by it until lines are read
         self._newest_us = int(newest or _AFTER_ALL)
         self.lines: list[LogLine] = []
 

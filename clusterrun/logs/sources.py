@@ -1,4 +1,7 @@
-"""The log files of a run, and what to read for a query: which part of each, and which lines."""
+"""The log files of a run, and what to read for a query: which part of each, and which lines.
+
+Each log has a side file (ERRORS): its error lines, and those of launcher and agent, up to a size.
+"""
 
 from __future__ import annotations
 
@@ -56,8 +59,8 @@ class LogFile:
 
 
 def find_files(paths: RunPaths, attempt: int, nodes: frozenset[str] | None = None) -> list[LogFile]:
-    """List the logs of an attempt, or of some nodes, then the side files, each in natural order."""
-    directory = paths.log(attempt, "any").parent
+    """List the logs of an attempt (`nodes`: only theirs), then the side files, in natural order."""
+    directory = paths.log(attempt, "any").parent  # all nodes' logs are there
     try:
         names = os.listdir(directory)
     except FileNotFoundError:
@@ -75,8 +78,8 @@ def find_files(paths: RunPaths, attempt: int, nodes: frozenset[str] | None = Non
             log=paths.log(attempt, node) if kind is FileKind.ERRORS else None,
         )
         for kind, suffix in ((FileKind.LOG, ".log"), (FileKind.ERRORS, ".err"))
-        for node, found in parts
-        if found == suffix and (nodes is None or node in nodes)
+        for node, extension in parts
+        if extension == suffix and (nodes is None or node in nodes)
     ]
 
 
@@ -236,9 +239,9 @@ def _chosen_files(
         if query.ranks is not None and ranks is not None and query.ranks.isdisjoint(ranks):
             continue
         if not query.overview:
-            if is_side == query.errors:
+            if is_side == query.errors:  # a search for errors reads side files only
                 yield file, takes
-        elif is_side:  # all lines of rank 0 come from its log
+        elif is_side:  # also of launcher and agent; rank 0 has its log
             yield file, lambda rank, stream: rank != 0 and takes(rank, stream)
         elif ranks is None or 0 in ranks:
             yield file, lambda rank, stream: rank == 0 and takes(rank, stream)
@@ -250,7 +253,7 @@ def _takes(query: Query, *, live: bool) -> Takes:
 
     def takes(rank: int | None, stream: Stream) -> bool:
         if stream is Stream.END:
-            return live
+            return live  # only who follows a log needs its end
         if ranks is not None and rank not in ranks:
             return False
         return stream is Stream.GAP or stream in streams
@@ -266,7 +269,7 @@ def _wants(query: Query) -> Callable[[LogLine], bool] | None:
     exclude = [pattern.search for pattern in query.exclude]
 
     def wants(line: LogLine) -> bool:
-        if line.stream in RECORDS:
+        if line.stream in RECORDS:  # they are always shown
             return True
         found = not include or any(search(line.text) for search in include)
         return found and not any(search(line.text) for search in exclude)
@@ -280,7 +283,7 @@ def _literals(
     """Return the literals to search for, with those of the records that are always shown.
 
     Leave out gap records if the side file has none: searching for such a short literal takes four
-    times as long as for a word. A side file itself may lack a line's end.
+    times as long as for a word. Return () for a side file: it may lack the end of a line.
     """
     if not searched or log.kind is FileKind.ERRORS:
         return ()
@@ -303,6 +306,7 @@ def seek_time(file: LogFile, epoch_us: int, end: int) -> int:
     with OpenFiles() as files:
 
         def first_stamp_from(offset: int) -> bytes:
+            # If no line follows the offset, it is late enough.
             return next((found for _, found in line_starts(files, file, offset, end)), stamp)
 
         blocks = range(0, end, _BLOCK_BYTES)
@@ -315,7 +319,7 @@ def seek_time(file: LogFile, epoch_us: int, end: int) -> int:
 def line_starts(
     files: OpenFiles, file: LogFile, start: int, end: int
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield offset and stamp of each line with a head between two offsets; of PLAIN files, all."""
+    """Yield offset and stamp of each line with a head; of PLAIN files, all, with BEFORE_ALL."""
     pattern = _ANY_LINE if file.kind is FileKind.PLAIN else STAMPED_LINE
     while start < end:
         size = min(_BLOCK_BYTES, end - start)

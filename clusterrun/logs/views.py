@@ -64,10 +64,10 @@ class _Begun:
     def add(self, piece: LogLine) -> None:
         """Add a piece; text after a carriage return replaces the text before it."""
         self.epoch_us, self.quiet_pauses = piece.epoch_us, 0
-        if self.exact:
+        if self.exact:  # nothing is replaced
             self.text += piece.text
             return
-        body = piece.text.rstrip(b"\r")
+        body = piece.text.rstrip(b"\r")  # what overwrites it comes in the next piece
         last_state = body.rpartition(b"\r")[2]
         if len(last_state) < len(body) or (body and self.is_overwritten):
             self.is_bar = True
@@ -176,7 +176,7 @@ class RawView(View):
     note: Callable[[str], None]
 
     def show_all(self, lines: Sequence[LogLine]) -> None:
-        """Write many lines or pieces; nearly all are whole."""
+        """Write one or more lines or pieces; nearly all are whole."""
         _, nodes, ranks, streams, texts, partials, _ = zip(*lines, strict=True)
         is_whole = True not in partials and RECORDS.isdisjoint(streams)
         if is_whole and self._begun:
@@ -242,7 +242,7 @@ class TextView(View):
         entry = max(reversed(self._begun.values()), key=lambda entry: entry.epoch_us, default=None)
         if entry is None:
             return None
-        line = entry.line(ends=True)
+        line = entry.line(ends=True)  # else it gets a mark
         self._make_room_for(line.node)
         prefix = self._new_prefix(source_name(line), line.stream)
         return prefix + readable(line.text, keep_colours=False)
@@ -259,7 +259,7 @@ class TextView(View):
         start = f"{clock_time(line.epoch_us)[:chars]} " if chars else ""
         if copies:
             label = f"[{count(copies.count, 'node' if line.rank is None else 'rank')}]"
-            start += self._new_prefix(label, line.stream, colour=1)
+            start += self._new_prefix(label, line.stream, colour=1)  # bold
         else:
             start += self._prefix_of(line)
         texts = body.split("\n")
@@ -318,6 +318,7 @@ class JsonView(View):
     _frames: dict[tuple[int, Speaker], tuple[str, str]] = field(default_factory=dict)
 
     def _show_line(self, line: LogLine) -> None:
+        """Write a line; only what differs between the lines of its source is formatted."""
         source = (self.attempt, (line.node, line.rank, line.stream))
         before, after = self._frames.get(source) or self._new_frame(source)
         time = "null" if not line.epoch_us else f'"{utc_time(line.epoch_us)}"'
