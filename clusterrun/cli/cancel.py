@@ -61,8 +61,10 @@ def command(
     if timeout is not None and not checkpoint:
         raise UsageError("--timeout requires --checkpoint", hint="pass both, or drop --timeout")
     timeout_s = parse_seconds(timeout or DEFAULT)
+    # An empty word, as of an unset variable, is refused by `jobs_to_cancel`.
     found = cancel.jobs_to_cancel(*(find_all_announced(jobs) if all(jobs) else jobs))
     _confirm([status for status in found if not status.state.is_terminal], yes=yes)
+    # A --timeout that was given also holds if no rank has ever called should_checkpoint().
     unheard_s = timeout_s if timeout else min(cancel.UNHEARD_S, timeout_s)
     saved = _save_first(found, timeout_s, unheard_s) if checkpoint else {}
     now = cancel.jobs_to_cancel(*(before.record for before in found)) if saved else found
@@ -147,6 +149,7 @@ def _print_saved(before: JobStatus, asked_at: float) -> str | None:
 
 
 def _confirm(active: list[JobStatus], *, yes: bool) -> None:
+    """Ask before cancelling several jobs, or any on many nodes."""
     nodes = sum(status.record.nodes for status in active)
     if yes or (len(active) <= 1 and nodes <= output.CONFIRM_ABOVE_NODES):
         return
@@ -249,6 +252,7 @@ def _judge(
     """Return the status of runs, and why to keep them. Raises SchedulerUnreachableError."""
     known = {each.run_dir: read_again(each) for each in found if os.path.lexists(each.run_dir)}
     records = [*known.values()]
+    # A run of another host is kept in any case; without an id, no scheduler knows a job.
     active = cancel.active_jobs([each for each in records if each.job_id and not each.home])
     return [
         (job, _why_kept(job, active, until, everything=everything))
@@ -265,12 +269,13 @@ def _why_kept(
     is_in_place = root.resolve() == runs.joinpath(*root.absolute().parts[-2:])
     if record.home or not is_in_place or root.lstat().st_uid != os.getuid():
         return BY_HAND
-    if record.is_damaged or not job.state.is_terminal or active.intersection(record.job_ids):
+    may_run = not job.state.is_terminal or active.intersection(record.job_ids)  # e.g. requeued
+    if record.is_damaged or may_run:
         return ACTIVE
     if _ended(job) > until:
         return YOUNG
     has_saved = job.has_checkpoint or any(record.paths.checkpoints_dir.glob("*"))
-    has_saved |= job.failure is not None and job.failure.is_handled
+    has_saved |= job.failure is not None and job.failure.is_handled  # perhaps by the script itself
     return SAVED if has_saved and not everything else None
 
 
@@ -282,6 +287,7 @@ def _report_kept(found: list[tuple[JobStatus, WhyKept | None]], *, are_named: bo
             what = f"job {name} ({job.record.name}, {job.state.value})"
             hint = f"{kept.advice}; nothing is removed"
             raise UsageError(f"{what} is kept ({kept.reason})", hint=hint)
+    # YOUNG needs no note: --older-than asked for it.
     reasons = Counter(kept for _, kept in found if kept and kept is not YOUNG)
     for kept, number in reasons.items():
         output.note(f"kept {count(number, 'run')} ({kept.reason}): {kept.advice}")

@@ -238,7 +238,7 @@ def _known_settings() -> dict[str, Known]:
     if choose_cluster(Cluster.AUTO).scheduler.is_this_machine:
         return {"cluster": Known("local", "this machine has no Slurm")}  # submit counts the GPUs
     known = {"cluster": Known("slurm", "this machine has sbatch"), "slurm.nodes": Known("1")}
-    rows = kinds(node_groups(None))
+    rows = kinds(node_groups(None))  # one for each kind of nodes in a partition
     if not rows:
         output.warn(
             "sinfo did not answer", notes=("set the partition and the GPUs in clusterrun.yaml",)
@@ -276,7 +276,7 @@ class Known(NamedTuple):
 
 
 def filled(known: Mapping[str, Known]) -> str:
-    """Fill in what is known, by key.
+    """Return STARTER with what is known, by key, in place of the values it comments out.
 
     >>> filled({"slurm.nodes": Known("3", "of 8")}).splitlines()[14]
     '  nodes: 3                        # of 8'

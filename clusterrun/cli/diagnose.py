@@ -91,7 +91,7 @@ def command(
     else:
         record = _find(job)
         name = f"job {record.job_id}" if record.job_id else record.name
-        choose_attempts(name, record.paths.attempts(), attempt)
+        choose_attempts(name, record.paths.attempts(), attempt)  # refuses an unknown one
         found = diagnose(record, attempt=attempt)
     if as_json:
         output.answer_json({"schema": "clusterrun.diagnose/1", **diagnosis_object(found)})
@@ -150,6 +150,7 @@ def _after(found: Diagnosis) -> Iterator[str]:
 
 
 def _without_verdict(found: Diagnosis) -> Iterator[output.Row]:
+    """Yield why there is no verdict, and where to look instead."""
     job = found.job
     name = shlex.quote(job.record.job_id or job.record.run_dir) if job else ""
     if job is not None and job.suspicions:
@@ -198,7 +199,7 @@ def diagnosis_object(found: Diagnosis) -> dict[str, Any]:
 
 def _verdict_object(verdict: Verdict, found: Diagnosis) -> dict[str, Any]:
     cause, first = verdict.cause, verdict.first
-    shortened = short(found)
+    shortened = short(found)  # not None, as there is a verdict
     run = run_of(found.job, shortened, found.attempt) if shortened and found.job else None
     advice = to_do(shortened, run, found.failure) if shortened else []
     return {
@@ -247,7 +248,7 @@ def _hang_lines(hang: Hang) -> Iterator[str]:
     yield from (f"FR      {text}" for text in texts)
     if stuck and stuck.since:
         yield f"        for {hang.looked_at - stuck.since:.0f} s"
-    if missing := len(hang.nodes) - hang.dumped:
+    if missing := len(hang.nodes) - hang.dumped:  # `nodes` maps every rank
         label = "" if texts else "FR"
         ranks = count(missing, "rank")
         yield f"{label:<8}{ranks} left no dump: the flight recorder is off, or hangs"
@@ -342,7 +343,7 @@ def _packed(paths: RunPaths, found: Diagnosis, *, with_output: bool) -> Iterator
     outputs = [paths.end, paths.batch_output, paths.outcome(attempt)]
     blamed = verdict.get("nodes", ())
     for kind in (
-        paths.log_errors(attempt, "any").parent.glob("*.err"),
+        paths.log_errors(attempt, "any").parent.glob("*.err"),  # a file for each node
         paths.events_dir.glob("*.jsonl"),
         paths.rank_errors(attempt, "any").parent.glob("*.jsonl"),
     ):

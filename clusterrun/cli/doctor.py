@@ -47,6 +47,7 @@ def command(
     clusterrun doctor --nodes 4 --gpus-per-node 8 -p gpu
     clusterrun doctor --only slurm --only path
     """
+    # An option may have several prefixes, separated by commas.
     only, skip = (tuple(",".join(each).split(",")) if each else () for each in (only, skip))
     subject = doctor.subject_of(job.load())
     checks = doctor.chosen(subject, only, skip)

@@ -163,7 +163,7 @@ def _print_lines(request: Request, printer: LogPrinter) -> bool:
         is_cut |= tail.is_cut
         if len(request.attempts) > 1:
             printer.start_attempt(attempt)
-        if tail.errors:
+        if tail.errors:  # older than the last lines: an overview begins with them
             printer.print_lines(tail.errors)
             printer.finish()
         for lines in tail.rounds:
@@ -194,7 +194,7 @@ def find_files(request: Request) -> list[LogFile]:
 
 
 def exit_status(request: Request, now: JobStatus | None = None) -> int:
-    """Return 3 for a job that did not complete, if --exit-status was given."""
+    """With --exit-status, return 3 for a job that did not complete (`now` None: look it up)."""
     if not request.exit_status:
         return Exit.OK
     if now is None:
@@ -242,14 +242,15 @@ def _note_what_was_left_out(request: Request, count: int, size: int, *, is_cut: 
         _note_which_lines(request, count, size, is_cut=is_cut)
     if request.form == "text" and (request.query.overview or request.query.errors):
         sides = [side for n in request.attempts for side in request.catalogue.files(n)]
-        short = [side for side in sides if side.kind is FileKind.ERRORS and has_left_out(side)]
-        if short:
-            nodes, found = fold_hosts({side.node for side in short}), "(?i)error|warn|traceback"
+        full = [side for side in sides if side.kind is FileKind.ERRORS and has_left_out(side)]
+        if full:  # there was no room for all error lines
+            nodes, found = fold_hosts({side.node for side in full}), "(?i)error|warn|traceback"
             instead = f"-a -n all -g '{found}', without --errors"
             output.note(f"some error lines of {nodes} are in the log only ({instead})")
 
 
 def _note_which_lines(request: Request, count: int, size: int, *, is_cut: bool) -> None:
+    """Report which of the lines that match were printed: all, or only the last."""
     world = request.record.world_size
     of_each = " of each attempt" if len(request.attempts) > 1 else ""
     number = request.tail if of_each and request.tail else count  # the tail is of one attempt
@@ -281,7 +282,7 @@ def follow_job(request: Request) -> int:
 
 
 def _print_until_the_end(request: Request, watch: _Watch) -> None:
-    """Print lines as they come; which nodes failed only when no other line is left."""
+    """Print lines as they come; print which nodes failed once no line of the ranks waits."""
     known = [file.node for file in find_files(request)]
     printer = LogPrinter(request=request, nodes=known or request.nodes or (), is_following=True)
     entries = follow(
@@ -339,8 +340,8 @@ class _Watch:
 
     def __init__(self, record: JobRecord) -> None:
         self._record, self._polled = record, poll(record)
-        self._due_at = float("-inf")
-        self._said = ""
+        self._due_at = float("-inf")  # when to look again
+        self._said = ""  # what was reported last
         self._is_over = self._prints = False
         self._line = WaitLine()
         self.now: JobStatus | None = None

@@ -80,7 +80,7 @@ def build_request(wanted: dict[str, Any]) -> Request:
     """Check options, by parameter name, against the run. Raises UsageError, JobNotFoundError."""
     record = find_announced(wanted["job"])
     nodes = None if wanted["nodes"] is None else frozenset(parse_hostlist(wanted["nodes"]))
-    streams = _streams(wanted["streams"])
+    streams = _streams(wanted["streams"])  # None: the batch script
     catalogue = catalogue_of(record, nodes, batch=streams is None)
     attempts = choose_attempts(title_of(record), catalogue.attempts(), wanted["attempt"])
     query = _query(record, streams, wanted)
@@ -98,7 +98,7 @@ def build_request(wanted: dict[str, Any]) -> Request:
         nodes=nodes,
         query=query,
         tail=None if tail == "all" else tail,
-        time_chars=time_chars if streams else 0,
+        time_chars=time_chars if streams else 0,  # the batch script writes no times
         prefix=has_prefix,
         reads_batch=streams is None,
         **{name: wanted[name] for name in ("form", "dedup", "exit_status")},
@@ -106,7 +106,7 @@ def build_request(wanted: dict[str, Any]) -> Request:
 
 
 def catalogue_of(record: JobRecord, nodes: frozenset[str] | None, *, batch: bool) -> Catalogue:
-    """Return the logs of a run, or those of some nodes; or the batch script's own output."""
+    """Return the logs of a run or of some nodes; or the batch script's output, as one attempt."""
     paths = record.paths
     if not batch:
         return Catalogue(paths.attempts, lambda attempt: find_files(paths, attempt, nodes))
@@ -143,7 +143,7 @@ def _query(record: JobRecord, streams: frozenset[Stream] | None, wanted: dict[st
         wanted["ranks"], record.world_size, of=f"{title_of(record)} has ranks"
     )
     chosen = (ranks, wanted["nodes"], wanted["streams"])
-    is_chosen = wanted["all_ranks"] or wanted["errors"] or any(each is not None for each in chosen)
+    has_choice = wanted["all_ranks"] or wanted["errors"] or any(each is not None for each in chosen)
     since_us, until_us = (
         _moment(f"--{name}", wanted[name], record=record, batch=streams is None)
         for name in ("since", "until")
@@ -153,7 +153,7 @@ def _query(record: JobRecord, streams: frozenset[Stream] | None, wanted: dict[st
     return Query(
         ranks=ranks,
         streams=streams or STREAMS,
-        overview=not is_chosen,
+        overview=not has_choice,
         errors=wanted["errors"],
         include=_patterns("--include", wanted["include"]),
         exclude=_patterns("--exclude", wanted["exclude"]),
@@ -243,12 +243,13 @@ class LogPrinter:
         self.is_cut = False  # there were more than requested
         self._attempt = request.first_attempt
         self._held: list[bytes] = []
-        self._status = b""
+        self._status = b""  # what the last row of the terminal shows
         self._most = self._most_lines()  # only so many of the held lines are written
         self._view = self._new_view()
 
     def print_lines(self, lines: Sequence[LogLine]) -> None:
         """Print lines, or hold them until their rest or their copies arrive."""
+        # The view joins raw lines: `_write` counts them as one, and would hold too much.
         write = self._flush if isinstance(self._view, RawView) and len(lines) > 1 else self._write
         for start in range(0, len(lines), _AT_ONCE):
             self._view.show_all(lines[start : start + _AT_ONCE])
@@ -259,7 +260,7 @@ class LogPrinter:
         self._view.start_attempt(attempt)
         self._flush()
         self._most = self._most_lines()
-        if self._attempt:
+        if self._attempt:  # 0: the run had not started, and its first attempt is no news
             if self.request.form == "json":
                 self._held.append(to_json({"type": "attempt", "attempt": attempt}))
             self.note(f"== attempt {attempt} ==")

@@ -215,7 +215,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = _run(args)
     except BrokenPipeError:
         status = BROKEN_PIPE
-    if status:
+    if status:  # a write that failed leaves text in a buffer
         _silence_streams()
     return status
 
@@ -300,6 +300,7 @@ def _sentence(text: str) -> str:
 
 
 def _report_crash(error: Exception) -> int:
+    """Report a bug, with the file that has its traceback; return the exit status."""
     from clusterrun.shared.files import write_crash
 
     what = f"clusterrun itself failed: {type(error).__name__}: {error}".strip()

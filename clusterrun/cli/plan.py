@@ -116,6 +116,7 @@ def command(
 
 
 def _recommend(question: Question, *, as_json: bool) -> Exit:
+    """Print the best setup of each strategy; return Exit.NO if none fits or the best never ends."""
     choices = best_per_strategy(recommend(question))
     if as_json:
         output.answer_json(_choices_object(choices, question))
@@ -159,7 +160,7 @@ def _compare(job: str | None, *, as_json: bool) -> None:
 def _compared(
     answer: Estimate, found: Measured
 ) -> tuple[dict[str, dict[str, float | None]], list[tuple[str, ...]]]:
-    """Return each quantity, estimated and measured, for programs; what is measured, for people."""
+    """Return all quantities, for --json, and the rows of a table of those that were measured."""
     gpu, step = answer.gpu_memory, answer.time.step.mid_s if answer.time else None
     # What ranks report is torch's allocator: no margin, no context.
     allocated = total(x for x in gpu.terms if x.name != CONTEXT) if gpu else None
@@ -230,7 +231,7 @@ def _plain(value: Any) -> Any:
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return value
     found = dataclasses.asdict(value)
-    if "capacity_bytes" in found:
+    if "capacity_bytes" in found:  # it is a need
         left_out = ("margin", "is_part", "fits_below")
         found |= {name: getattr(value, name) for name in ("total_bytes", "verdict")}
         return {key: each for key, each in found.items() if key not in left_out}

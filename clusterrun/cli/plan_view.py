@@ -25,7 +25,7 @@ _WORDS: Final = {Fit.FITS: "fits", Fit.TIGHT: "fits tightly", Fit.NO: "does not 
 def show(
     answer: Estimate, around: Sequence[Estimate], *, what_if: str | None, others: Sequence[Choice]
 ) -> None:
-    """Print an estimate, the verdict first, and its neighbours: a table with `what_if`."""
+    """Print an estimate, the verdict first; its neighbours: a table with `what_if`, else a line."""
     colour = _COLOURS[answer.verdict] if answer.verdict else None
     first = click.style(verdict_line(answer), fg=colour, bold=True)
     more = (*_alternatives(others, answer.question.setup), *_pace(answer))
@@ -104,6 +104,7 @@ def changed_options(setup: Setup, asked: Setup) -> str:
         f"--nodes {setup.nodes}": "nodes" in changes,
         f"--lora {setup.lora}": "lora" in changes,
         "--load-in-4bit": "load_in_4bit" in changes,
+        # In a world of one rank, a strategy matters only if it offloads.
         f"--strategy {setup.strategy.value}": ("strategy" in changes and setup.world > 1)
         or setup.offloads_optimizer,
         "--grad-ckpt" if setup.grad_ckpt else "--no-grad-ckpt": "grad_ckpt" in changes,
@@ -134,6 +135,7 @@ def tokens_per_s(time: Time, setup: Setup) -> float | None:
 
 
 def _lines(answer: Estimate) -> Iterator[str]:
+    """Yield the estimate: job, batch, memory, time, speed-up, disk and loader."""
     yield from (*_head(answer.question), "", *_batch(answer), "")
     if answer.gpu_memory is not None:
         yield from (*_memory("memory per GPU", answer.gpu_memory), "")
@@ -150,7 +152,7 @@ def _lines(answer: Estimate) -> Iterator[str]:
 def _head(question: Question) -> Iterator[str]:
     setup, model = question.setup, question.setup.model
     active = f", {_scaled(model.active_params)} active" if model.active_params else ""
-    facts = {
+    facts = {  # texts, and whether each is shown
         model.name or "unnamed": True,
         f"{_scaled(model.params)} parameters{active}": True,
         setup.precision: True,
@@ -166,6 +168,7 @@ def _head(question: Question) -> Iterator[str]:
 
 
 def _batch(answer: Estimate) -> Iterator[str]:
+    """Yield the batch, the steps and, with --lr and its batch, the learning rates to use."""
     question, setup = answer.question, answer.question.setup
     ranks = "data-parallel rank" if setup.data_parallel < setup.world else "rank"
     tokens = f" ({setup.effective_batch * setup.seq_len:,} tokens)" if setup.seq_len else ""
@@ -186,6 +189,7 @@ def _batch(answer: Estimate) -> Iterator[str]:
 
 
 def _steps(answer: Estimate) -> str:
+    """Write `1,024 samples / 32 = 32 full steps per epoch; 96 in all`; "" if nothing is known."""
     steps, question = answer.steps, answer.question
     in_all = f"{steps.total:,} in all" if steps.total else ""
     if steps.full_per_epoch is None:
@@ -198,6 +202,7 @@ def _steps(answer: Estimate) -> str:
 
 
 def _memory(title: str, need: Need) -> Iterator[str]:
+    """Yield the terms of a need, and its total with what it is judged by."""
     yield f"{title:<30}{'GiB':>8}"
     yield from (f"  {term.name:<28}{gib(term.bytes):>8}" for term in need.terms)
     label = "total" if need.margin == 1 else f"total + {100 * (need.margin - 1):.0f} %"
@@ -213,6 +218,7 @@ def _memory(title: str, need: Need) -> Iterator[str]:
 
 
 def _time(answer: Estimate, time: Time) -> Iterator[str]:
+    """Yield the duration, the rate, the cost, and how many jobs of the time limit it takes."""
     question = answer.question
     spans = {"a step": time.step, "an epoch": time.epoch, "in all": time.whole}
     parts = [f"{span(each)} {what}" for what, each in spans.items() if each]
@@ -240,6 +246,7 @@ def _basis(time: Time, question: Question) -> str:
 
 
 def _segments(answer: Estimate, segments: int, limit: str) -> str:
+    """Say how many jobs the training takes; `limit` is the time limit of each, in words."""
     if segments == 1:
         return f"fits into one job of {limit}"
     if answer.never_ends:
@@ -249,6 +256,7 @@ def _segments(answer: Estimate, segments: int, limit: str) -> str:
 
 
 def _speedup(answer: Estimate) -> Iterator[str]:
+    """Yield the speed-up: measured (then low and high are equal), or from a rule of thumb."""
     found = answer.speedup
     if found is None or answer.lacks_memory:
         return
@@ -397,7 +405,7 @@ def _scaled(value: int) -> str:
 
 
 def span(duration: Duration) -> str:
-    """Write the middle of a duration in seconds, minutes, hours or days."""
+    """Write the middle of a duration in seconds, minutes, hours (below two days) or days."""
     seconds = duration.mid_s
     if seconds < 60:
         return f"{seconds:.3g} s"

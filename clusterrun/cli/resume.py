@@ -90,6 +90,7 @@ def _find_run(run: str | None) -> JobRecord:
 
 
 def _say_complete(plan: Resumption, answer: options.HowToAnswer) -> None:
+    """Say that the run needs no further attempt, and how to train on."""
     name = plan.status.record.job_id or plan.status.record.run_id
     advice = f"to train further, pass new arguments: clusterrun resume {name} -- ARGS"
     if plan.start.checkpoint is None:
@@ -102,6 +103,7 @@ def _say_complete(plan: Resumption, answer: options.HowToAnswer) -> None:
 
 
 def _print_steps(plan: Resumption) -> None:
+    """Print how the run ended, where its next attempt starts, and what changes."""
     output.detail("ended", f"job {plan.status.record.job_id}: {_failure(plan)}")
     output.detail("from", _start_text(plan), *plan.start.passed_over)
     submission.print_changes(plan.changed)
@@ -135,7 +137,7 @@ def _batch_change(plan: Resumption) -> str:
     """Say how the number of ranks changes the effective batch; "" if it does not or is unknown."""
     found, ranks = plan.start.checkpoint, plan.prepared.plan.world_size
     old = found.settings.get("effective_batch") if found else None
-    if found is None or not isinstance(old, int) or found.world_size in (0, ranks):
+    if found is None or not isinstance(old, int) or found.world_size in (0, ranks):  # 0: unknown
         return ""
     new = f"{old * ranks / found.world_size:g} ({found.world_size} -> {ranks} ranks)"
     return f"{old} -> {new}; if the script refuses that, also change its batch size or accumulation"

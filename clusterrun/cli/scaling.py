@@ -99,7 +99,7 @@ def command(
 
 
 def _waited(worlds: Sequence[Prepared], runs: Iterable[JobRecord | None]) -> list[Result]:
-    """Wait for each run, which starts it where there is no queue; Ctrl-C leaves them running."""
+    """Wait for each run; without a queue, each starts as it is taken from `runs`."""
     results: list[Result] = []
     try:
         for world, record in zip(worlds, runs, strict=True):
@@ -237,6 +237,7 @@ def scaling_of(
 
 
 def _show(results: Sequence[Result], scaling: Scaling | None, *, as_json: bool) -> None:
+    """Print a table, or all as one JSON object; then warn of each world without a point."""
     failed: list[dict[str, Any]] = [
         {
             "nodes": result.plan.nodes,
@@ -262,7 +263,7 @@ def _show(results: Sequence[Result], scaling: Scaling | None, *, as_json: bool) 
 
 def _cells(result: Result, scaling: Scaling | None) -> tuple[str, ...]:
     point, job_id = result.point, result.ended.record.job_id if result.ended else "-"
-    shown = ["-"] * 5
+    shown = ["-"] * 5  # if nothing was measured
     if point is not None and scaling is not None:
         gain = scaling.gain(point)
         shown = [f"{point.step_s:.4g} s", f"{1 / point.step_s:.4g}", f"{gain.speedup:.2f}"]

@@ -107,7 +107,7 @@ def _say_notes(job: JobStatus) -> None:
     what = "you cannot read" if other_owner(job.record.paths.root) else "damaged:"
     for text in (*job.notes, *(f"{what} {name}" for name in job.damaged)):
         output.note(text)
-    if job.pending and job.pending.is_held:
+    if job.pending and job.pending.is_held:  # for two minutes after a requeue
         record = job.record
         cluster = f"-M {shlex.quote(record.slurm_cluster)} " if record.slurm_cluster else ""
         command = f"scontrol {cluster}update JobId={record.job_id} StartTime=now+2"
@@ -148,6 +148,7 @@ def _adopt(record: JobRecord) -> None:
 
 
 def _lines(job: JobStatus) -> Iterator[tuple[str, str]]:
+    """Yield the rows of a job; those about a bad end stand in for its start and its paths."""
     record, closing = job.record, [*closing_rows(job)]
     yield "job", f"{record.job_id or '-'}  {record.name}"
     if owner := other_owner(record.paths.root):
@@ -220,7 +221,8 @@ def _world(job: JobStatus) -> str:
     record = job.record
     asked = f"{count(record.nodes, 'node')} x {count(record.procs_per_node, 'rank')}"
     if job.world_size is None:
-        if record.world_size == 1 or job.attempt == 0 or job.state is JobState.PENDING:
+        has_begun = job.attempt > 0 and job.state is not JobState.PENDING
+        if record.world_size == 1 or not has_begun:
             return asked  # nothing to join, or no rank that could
         runs = job.state is JobState.RUNNING
         return f"{asked}, {'not joined yet' if runs else 'never joined a process group'}"
@@ -261,6 +263,7 @@ def _attempts(job: JobStatus, *, has_end_below: bool) -> Iterator[tuple[str, str
 
 
 def _attempt_line(attempt: AttemptSummary, *, may_run: bool, has_end_below: bool) -> str:
+    """Write when and where an attempt ran and how it ended; `may_run`: it may not have ended."""
     nodes, outcome = fold_hosts(attempt.nodes), attempt.outcome
     if outcome is None:
         missing = "" if nodes else "not reported yet"
@@ -276,6 +279,7 @@ def _attempt_line(attempt: AttemptSummary, *, may_run: bool, has_end_below: bool
 
 
 def _ending_facts(attempt: AttemptSummary, outcome: Outcome) -> Iterator[str]:
+    """Yield how an attempt ended, what it saved and lost, and what followed."""
     yield job_view.how_it_ended(outcome, job_view.brief(outcome.reason))
     if outcome.checkpoint is not None:
         yield f"checkpoint {outcome.checkpoint}"
@@ -283,7 +287,7 @@ def _ending_facts(attempt: AttemptSummary, outcome: Outcome) -> Iterator[str]:
         yield "ended in the script's own signal handler"
     if attempt.lost_steps:
         yield f"lost {job_view.lost_steps(attempt)}"
-    # After a stop, Slurm or a person continued it.
+    # STOP is not shown: if an attempt followed, Slurm or a person began it.
     if outcome.cause is not Cause.COMPLETED and outcome.next is not Next.STOP:
         has_news = outcome.why not in ("", outcome.reason)
         rule = f" [{outcome.rule.value}]" if outcome.rule else ""
@@ -333,7 +337,7 @@ def list_command(
     if not (everything or newest or states):
         ended = [job for job in shown if job.state.is_terminal]
         dropped = {id(job) for job in ended[ENDED_SHOWN:]}
-        shown = [with_last_step(job) for job in shown if id(job) not in dropped]
+        shown = [with_last_step(job) for job in shown if id(job) not in dropped]  # reads its log
     if as_json:
         jobs = [job_view.job_object(job) for job in shown]
         output.answer_json({"schema": "clusterrun.list/1", "jobs": jobs})
@@ -382,6 +386,7 @@ def _row(job: JobStatus) -> tuple[str, ...]:
 
 
 def _why_or_where(job: JobStatus) -> str:
+    """Say what matters most: damage, a suspicion, why it failed, or where it runs."""
     if job.damaged:
         return f"damaged: {job.damaged[0]}"
     if job.suspicions:
@@ -408,9 +413,9 @@ def _step(job: JobStatus) -> str:
 
 def _report_silence(found: list[ClusterrunError | None]) -> int:
     """Report once that a scheduler or host did not answer; return the exit status of the first."""
-    if strange := [error for error in found if isinstance(error, NotAdoptedError)]:
-        output.note(f"{describe(strange[0])}; {strange[0].hint}")
-    errors = {str(error): error for error in found if error and error not in strange}
+    if not_adopted := [error for error in found if isinstance(error, NotAdoptedError)]:
+        output.note(f"{describe(not_adopted[0])}; {not_adopted[0].hint}")  # the files here answered
+    errors = {str(error): error for error in found if error and error not in not_adopted}
     for error in errors.values():
         output.print_error(error, is_answer=False)
     return next((error.exit_code for error in errors.values()), Exit.OK)

@@ -118,10 +118,11 @@ def _dry_run(prepared: Prepared, warnings: submission.Warnings, *, as_json: bool
         output.answer_json(data)
     if any(each.severity is Severity.FAIL for each in found):
         return Exit.NO
-    return Exit.UNREACHABLE if found[-1].severity is Severity.SKIP else Exit.OK
+    return Exit.UNREACHABLE if found[-1].severity is Severity.SKIP else Exit.OK  # [-1]: the queue
 
 
 def _check_machine(prepared: Prepared) -> Finding:
+    """Run doctor's checks of this machine, less those that `_check_queue` makes."""
     from clusterrun.verbs import doctor  # slow to import
 
     subject = doctor.Subject(prepared)
@@ -144,7 +145,7 @@ def _check_estimate(prepared: Prepared) -> Finding:
     from clusterrun.advice.question import estimated  # slow to import
 
     host_bytes, reasons = estimated(prepared.resolved)
-    if not host_bytes:
+    if not host_bytes:  # there is no estimate
         return note("plan", "; ".join(reasons), "run clusterrun plan with the same options")
     if reasons:
         return fail("plan", "; ".join(reasons), "clusterrun plan --recommend")
@@ -237,7 +238,7 @@ def check_command(job: options.JobOptions, *, as_json: bool) -> Exit:
     prepared.refuse_problem()
     found = find_pitfalls(resolved, prepared.plan, read_script(resolved), of_many_ranks=True)
     is_assumed = is_unsized(resolved, prepared.plan)
-    of_one_rank = prepared.plan.notes if is_assumed else ()
+    of_one_rank = prepared.plan.notes if is_assumed else ()  # check assumes four ranks
     notes = [text for text in prepared.notes if text not in of_one_rank]
     for text in notes:
         output.note(text)

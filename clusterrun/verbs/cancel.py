@@ -70,6 +70,7 @@ def end_now(jobs: Sequence[JobStatus]) -> None:
 def _end_successor(job: JobStatus) -> None:
     """End the job that has taken over the run in the meantime, or is about to."""
     record, paths = job.record, job.record.paths
+    # A job that had ended has submitted its successor already.
     deadline = time.monotonic() + (0 if job.state.is_terminal else SUBMIT_S)
     while True:
         last = read_outcome(paths, paths.newest_attempt()) if read_end(paths) is None else None
@@ -136,10 +137,10 @@ def await_exits(
             if paths.outcome(job.attempt).exists():
                 end_by.setdefault(job.record.run_dir, now + END_S)
             if (
-                read_end(paths) is not None
-                or now > end_by.get(job.record.run_dir, now)
-                or (now > begin + unheard_s and read_evidence(paths).is_unheard)
-                or (is_due and quick_status(job.record).state.is_terminal)
+                read_end(paths) is not None  # the run has ended
+                or now > end_by.get(job.record.run_dir, now)  # its job is late to end
+                or (now > begin + unheard_s and read_evidence(paths).is_unheard)  # it will not save
+                or (is_due and quick_status(job.record).state.is_terminal)  # killed, perhaps
             ):
                 waiting.remove(job)
         if waiting:

@@ -169,8 +169,8 @@ def _batch_output(paths: RunPaths, attempt: int, outcome: Outcome | None) -> Ite
     """
     until = read_attempt(paths, attempt + 1).printed or None
     if until is None and attempt != paths.newest_attempt():
-        return
-    since = read_attempt(paths, attempt).printed
+        return  # where its output ends is unknown
+    since = read_attempt(paths, attempt).printed  # bytes of the output before it
     data = end_of(paths.batch_output, _BATCH_BYTES, since=since, until=until)
     has_run = outcome is not None and outcome.cause not in _BEFORE_RANKS
     for number, text in enumerate(data.decode("utf-8", "replace").splitlines(), 1):
@@ -185,7 +185,7 @@ def _batch_output(paths: RunPaths, attempt: int, outcome: Outcome | None) -> Ite
 def _sources(files: Sequence[LogFile], outcome: Outcome | None) -> list[Source]:
     """Choose the overview, and all that the rank that failed first printed in the end."""
     chosen = sources_of(files, OVERVIEW)
-    if outcome is None or not outcome.rank:
+    if outcome is None or not outcome.rank:  # the overview has all of rank 0
         return chosen
     since_us = int((outcome.ended_at - _LAST_S) * 1e6)
     query = Query(ranks=frozenset({outcome.rank}), since_us=since_us)
@@ -286,7 +286,7 @@ def _add_notes(scanner: Scanner, noted: Iterable[NodeNote], outcome: Outcome | N
             if _may_have_run_out(scanner, node, note.held_gpu):
                 scanner.add("gpu_memory_held_or_faulty", Role.ROOT, line)
         elif _OOM.search(note.text) and note.rank is None and not _has_hit_rank(scanner, outcome):
-            scanner.add("host_oom", Role.EITHER, line)
+            scanner.add("host_oom", Role.EITHER, line)  # of another process
         else:
             scanner.feed(line)
 
@@ -326,6 +326,7 @@ def _add_unexplained(
     """Add the general cause of a failure that no line explains; `is_printed`: the log has it."""
     causal, text = scanner.causal(), outcome.message or outcome.reason
     is_reported = any(each.line.source == AGENTS for each in causal)
+    # Only the launcher reported an error: its lines have no rank.
     is_of_launcher = {(each.cause.id, each.line.rank) for each in causal} == {(UNCAUGHT, None)}
     is_silent = not _causal_lines(scanner, outcome.rank) and by_numbers(scanner) is None
     if outcome.cause is Cause.EXCEPTION and not (is_printed or is_reported):

@@ -136,7 +136,7 @@ def subject_of(resolved: Resolved) -> Subject:
 
 def _job(job: Subject) -> Finding:
     name, plan, facts = "config.job", job.plan, job.prepared.facts
-    is_of_python = facts and interpreter_problem(job.spec, facts, plan.strategy)
+    is_of_python = facts and interpreter_problem(job.spec, facts, plan.strategy)  # see `_packages`
     if (problem := job.prepared.problem) and not is_of_python:
         text = ": ".join(filter(None, (problem.where, describe(problem))))
         return fail(name, text, "; ".join(problem.hints) or "clusterrun render --help")
@@ -148,6 +148,7 @@ def _job(job: Subject) -> Finding:
 
 def _left_over(_: Subject) -> Finding:
     name, kept = "env.left_over", scrubbed(os.environ)
+    # `scrubbed` keeps NCCL_TIMEOUT, but NCCL does not read it.
     found = [each for each in sorted(os.environ) if each not in kept or each == "NCCL_TIMEOUT"]
     if not found:
         return ok(name, "no variables of another job or launcher are set")
@@ -185,7 +186,7 @@ def _submit(job: Subject) -> Finding:
     if shell.find("sbatch") is None:
         raise UnknownError("sbatch was not found")
     try:
-        check(job.prepared._replace(problem=None))
+        check(job.prepared._replace(problem=None))  # `_job` reports the problem
     except SchedulerUnreachableError:
         raise
     except ClusterrunError as error:
@@ -217,7 +218,7 @@ _OF_JOB: Final[dict[str, Callable[[Subject], Finding]]] = {
 
 def places(name: str) -> Iterator[str]:
     """Yield where a check runs, in words."""
-    needs = Needs(runs=Path(), gpus=())
+    needs = Needs(runs=Path(), gpus=())  # for the names of checks only
     is_of_nodes = name in all_checks(needs)
     if name in _OF_JOB or is_of_nodes:
         is_guess = name.startswith(_OF_THIS_MACHINE)
@@ -241,7 +242,7 @@ def chosen(job: Subject, only: Sequence[str], without: Sequence[str]) -> dict[st
         checks |= {name: partial(skip, name, str(is_here)) for name in ("node.memory", "gpu.count")}
     checks |= {name: partial(probe, job) for name, probe in _OF_JOB.items()}
     if not (only or job.plan.cluster.scheduler.reads_sbatch):
-        without = (*without, "slurm.")
+        without = (*without, "slurm.")  # unless the user asks for them
     names = (name for name in pages() if name in checks and is_chosen(name, only, without))
     return {name: checks[name] for name in names}
 
@@ -258,15 +259,15 @@ def examine(
 
     What would fail here may not fail where the job runs: such a failure becomes a note.
     """
-    names = () if job.plan.cluster.scheduler.is_this_machine else _OF_THIS_MACHINE
-    if before_nodes:  # whether they see the directory of the runs will be known
+    unsure = () if job.plan.cluster.scheduler.is_this_machine else _OF_THIS_MACHINE
+    if before_nodes:  # the nodes will show whether they see the runs
         checks = {name: each for name, each in checks.items() if name.startswith(HERE)}
-        names = (*names, "path.runs")
+        unsure = (*unsure, "path.runs")
     late = {"path.runs": paths.slow_finding(Path(job.plan.runs_dir))}
     found = side_by_side(checks, DEADLINE_S, alone=ALONE, late=late)
     return [
         dataclasses.replace(each, severity=Severity.NOTE)
-        if each.severity is Severity.FAIL and each.id.startswith(names)
+        if each.severity is Severity.FAIL and each.id.startswith(unsure)
         else each
         for each in found
     ]
@@ -381,7 +382,7 @@ class _GrowingSmoke(Smoke):
         self._record, self._progress = record, progress
         self.now = JobStatus(record=record, state=JobState.PENDING)
         self._reported = ""
-        self._started_at = self._done_at = self._blocked_at = 0.0
+        self._started_at = self._done_at = self._blocked_at = 0.0  # 0: not yet
 
     def update(self) -> bool:
         """Read what the nodes have reported; return whether nothing more is to come."""
@@ -398,7 +399,7 @@ class _GrowingSmoke(Smoke):
         self._report(f"job {self.job_id}: {len(self.found)} of {number} nodes reported")
         done = [each for each in self.found.values() if each.is_done]
         if self.found and (len(done) == len(self.found) or self.met is not None):
-            self._done_at = self._done_at or at
+            self._done_at = self._done_at or at  # the others have LATE_S from here
         are_others_late = self._done_at and at - self._done_at > LATE_S
         is_over = self.now.state.is_terminal or self.waited_s > START_S
         if not (are_others_late or len(done) == number or is_over):
@@ -420,9 +421,10 @@ class _GrowingSmoke(Smoke):
 
     def _check_queue(self, at: float) -> bool:
         """Report why the job is pending; return whether it cannot, or may never, start."""
-        if self.nodes:
+        if self.nodes:  # requeued: the first node did not start its script
             self.unstarted = self.nodes[:1]
             return True
+        # The explanation asks Slurm once more: only the first report has it.
         pending = explained(self.now).pending if not self._reported else self.now.pending
         why = (pending.text or pending.code) if pending else ""
         self._report(f"job {self.job_id} waits: {why}; Ctrl-C cancels it")
@@ -469,6 +471,7 @@ def findings(smoke: Smoke) -> tuple[list[Finding], str]:
     # Of each node, the first finding says whether the node reported.
     reports = {node: checks[:1] for node, checks in by_node.items()}
     others = {node: checks[1:] for node, checks in by_node.items() if node in found}
+    # A check of all nodes together may fail on one because of another.
     own = {node: [x for x in checks if x.id != trial.OF_ALL] for node, checks in by_node.items()}
     return [*merged(reports), *merged(others), *group], to_exclude(own)
 

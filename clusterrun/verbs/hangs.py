@@ -51,7 +51,7 @@ class Hang:
 
     @property
     def is_lasting(self) -> bool:
-        """Return whether ranks have waited too long for others that are only a little behind."""
+        """Return whether ranks have waited longer than in a healthy training."""
         stuck = self.stuck
         return stuck is not None and self.looked_at - (stuck.since or 0.0) >= LASTING_S
 
@@ -75,7 +75,7 @@ def _hang(
 ) -> Hang:
     """Compare stacks and the dumps of `only` some ranks; None: of all."""
     places = tuple(from_data(stacks))
-    waiting = [place.rank for place in places if place.is_waiting and not place.state]
+    waiting = [place.rank for place in places if place.is_waiting and not place.state]  # it runs
     recordings = Recordings(len(nodes), waiting)
     for path in dumps:  # one by one: all of them would not fit in memory
         # A dump has 50,000 small objects and no cycle.

@@ -99,6 +99,7 @@ def retry_of(verdict: ShortVerdict, run: Run | None) -> Retry:
 
 
 def _would_fail_again(run: Run) -> bool:
+    """Return whether this run shows that a new attempt would end as the last one did."""
     last = run.outcome
     if run.verdict.cause == "slurm_time_limit" and run.checkpoint is None:
         return True  # a new attempt begins at the first step, under the same limit
@@ -142,7 +143,7 @@ def _filled_in(advice: Advice, run: Run) -> Advice:
 def _smaller_batch(run: Run) -> list[Advice]:
     """Return a smaller micro-batch: as settings if `plan` chose it, else as script options."""
     spec = run.spec
-    options = None if spec.planned else batch_of(spec.args)
+    options = None if spec.planned else batch_of(spec.args)  # micro-batch, accumulation
     if spec.planned:
         micro, accumulation = spec.micro_batch or 1, spec.accumulation or 1
     elif options:
@@ -207,7 +208,7 @@ def _more_memory(run: Run) -> list[Advice]:
 
 
 def _longer_timeout(run: Run) -> str:
-    """Return twice the timeout: the one that the job sets, or else the one that was printed."""
+    """Return twice the timeout that the job sets, else the one printed; "TIMEOUT" for neither."""
     hit = _TIMEOUT.search("\n".join((run.verdict.text, *run.verdict.more)))
     now = run.plan.timeout_s or (int(hit[1]) // 1000 if hit else 0)
     return format_seconds(2 * now) if now else "TIMEOUT"
@@ -237,7 +238,7 @@ def _accepted_arguments(run: Run) -> list[Advice]:
 
 
 def _earlier_start(run: Run) -> str:
-    """Return the checkpoint before the newest, for `--from`."""
+    """Return the complete checkpoint before the newest, for `--from`; "scratch" for none."""
     listed = checkpoint_files.listed(run.job.record.paths.checkpoints_dir, ANY)
     for step, path in sorted(listed, reverse=True)[1:]:
         with contextlib.suppress(IncompleteError):

@@ -105,7 +105,7 @@ def prepare(job: Wanted, *, is_again: bool = False) -> Prepared:
     problem, is_sure = _problem(job, facts, plan.strategy, source)
     if problem and not is_sure:
         notes += (f"{problem.message}; {problem.hint}",)
-        problem = None
+        problem = None  # perhaps it runs there
     pitfalls = () if is_again else find_pitfalls(job, plan, source)
     return Prepared(job, plan, bundle, facts, notes, pitfalls, problem)
 
@@ -195,7 +195,7 @@ def find_pitfalls(
         is_simulated=bool(spec.cluster.scheduler.is_this_machine),
         strategy=plan.strategy.value,
         max_restarts=plan.max_restarts or 0,
-        shared_port=0 if spec.exclusive else plan.main_process_port,
+        shared_port=0 if spec.exclusive else plan.main_process_port,  # 0: no other job is there
         args=tuple(spec.args),
         setup=plan.setup,
         missing=(named,) if named and _is_missing(job.cwd / named) else (),
@@ -212,7 +212,7 @@ def is_unsized(job: Resolved, plan: Plan) -> bool:
     spec = job.spec
     sizes = (spec.nodes, spec.gpus_per_node, spec.nproc_per_node)
     is_unset = all(size is None for size in sizes)
-    return is_unset and plan.nodes * plan.procs_per_node == 1
+    return is_unset and plan.nodes * plan.procs_per_node == 1  # hosts may set it, too
 
 
 def _deepspeed_file(plan: Plan) -> str:

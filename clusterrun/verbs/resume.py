@@ -172,7 +172,7 @@ def newest_failed() -> JobRecord | None:
 def _is_over(status: JobStatus) -> bool:
     """Return whether a job has ended, or the scheduler has forgotten it."""
     is_unknown = status.state is JobState.UNKNOWN and bool(status.record.job_id)
-    return status.state.is_terminal or (is_unknown and not status.reason)
+    return status.state.is_terminal or (is_unknown and not status.reason)  # else it is known
 
 
 def resume_prepared(resumption: Resumption) -> JobRecord:
@@ -187,7 +187,7 @@ def resume_prepared(resumption: Resumption) -> JobRecord:
             try:
                 submission = select.backend_of(record).submit_again(plan, record, waits=waits)
             except PerhapsSubmittedError:
-                undo.pop_all()
+                undo.pop_all()  # a queued job needs the files
                 raise
             undo.pop_all()
 
@@ -209,7 +209,7 @@ def _inactive_status(record: JobRecord, *, force: bool) -> JobStatus:
     with contextlib.suppress(*ignored):
         if record.job_id:  # files that report an end can't report a requeue
             backend = select.backend_of(record)
-            backend.query([record.job_id], since=record.submitted_at, max_age_s=0)
+            backend.query([record.job_id], since=record.submitted_at, max_age_s=0)  # it may raise
         chained = active_chain(record)
     (status,) = statuses([record], select.backend_of)
     job_id, state = record.job_id, status.state

@@ -105,7 +105,7 @@ def _startup(
     job: JobStatus, before: AttemptSummary | None, attempt: AttemptSummary
 ) -> Startup | None:
     """Return the phases of an attempt's start; `before` is the attempt before it."""
-    ends = read_start(job.record.paths, attempt.number)
+    ends = read_start(job.record.paths, attempt.number)  # when each phase ended
     if not ends:
         return None
     outcome = before.outcome if before else None

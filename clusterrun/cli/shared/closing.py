@@ -52,15 +52,15 @@ def closing_rows(job: JobStatus) -> Iterator[Row]:
 
 
 def failure_rows(
-    job: JobStatus | None,
+    job: JobStatus | None,  # None: only logs are known
     failure: Outcome | None,
     verdict: ShortVerdict | None,
     attempt: int = 0,
     *,
-    most: int | None = None,
-    followed: Iterable[str] = (),
+    most: int | None = None,  # pieces of advice; None: all
+    followed: Iterable[str] = (),  # its consequences
 ) -> Iterator[Row]:
-    """Yield the error, its victims, its cause, `most` pieces of advice (None: all), the loss."""
+    """Yield the error, its victims, its cause, `most` pieces of advice, and the loss."""
     project = os.path.join(job.record.workdir, "") if job else ""
     yield from labelled("failed", _error_lines(failure, verdict, project))
     if verdict and verdict.victims:
@@ -121,7 +121,7 @@ def _lost(job: JobStatus, attempt: int) -> Iterator[Row]:
 def _error_lines(
     failure: Outcome | None, verdict: ShortVerdict | None, project: str
 ) -> Iterator[str]:
-    """Yield the error that began the failure, with rank and node; then its file and line."""
+    """Yield the error that began the failure, with its rank; then file (in `project`) and line."""
     place = verdict.frame if verdict else ""
     if verdict and not (failure and _is_agents_error(failure, verdict)):
         yield ": ".join(filter(None, (verdict.place, job_view.cut(verdict.text))))
@@ -130,7 +130,7 @@ def _error_lines(
         lines = [x for x in job_view.failure_lines(failure) if x.removeprefix(HINT) not in hints]
         yield from map(job_view.cut, lines[:_LINES])
         place = f"at {failure.where}" if failure.where else place
-    ranks = len(verdict.ranks) if verdict and verdict.generic else 0
+    ranks = len(verdict.ranks) if verdict and verdict.generic else 0  # else row `cause` has them
     alike = max(ranks, failure.alike if failure else 0)
     others = f"as on {count(alike - 1, 'other rank')}" if alike > 1 else ""
     if where := ", ".join(filter(None, (place.replace(project, "", 1), others))):
@@ -141,7 +141,7 @@ def _is_agents_error(failure: Outcome, verdict: ShortVerdict) -> bool:
     """Return whether the agents report the error that began the failure, not only the log."""
     if not verdict.text or verdict.is_reported:
         return True
-    # The log may have the error of a rank that only exited, or of another rank.
+    # Else the log says more: this rank only exited, or the error of another began the failure.
     return failure.cause is not Cause.EXIT and failure.rank in (verdict.ranks or (failure.rank,))
 
 

@@ -60,4 +60,4 @@ def _end_with_input() -> None:
             pass
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
     time.sleep(2 * openssh.LAST_WORDS_S)
-    os._exit(Exit.INTERRUPTED)
+    os._exit(Exit.INTERRUPTED)  # the interrupt has not ended it

@@ -104,9 +104,9 @@ def failure_lines(failure: Outcome) -> Iterator[str]:
 
 def choose_attempts(name: str, known: list[int], wanted: int | str | None) -> list[int]:
     """Return the wanted `known` attempts, oldest first; [] before the start. Raises UsageError."""
-    if wanted is None:
+    if wanted is None:  # the newest
         return known[-1:]
-    if isinstance(wanted, str):
+    if isinstance(wanted, str):  # "all"
         return known
     number = wanted if wanted > 0 else max(known, default=0) + wanted
     if number not in known:
@@ -186,7 +186,7 @@ def fact_text(fact: Fact) -> str:
         return f"needs {asked}; {where} has {fact.limit}: {uses}"
     if fact.kind is FactKind.NODES_OUT:
         reason = f": {fact.detail}" if fact.detail else ""
-        is_one = not {"[", ","} & set(fact.nodes)
+        is_one = not {"[", ","} & set(fact.nodes)  # a hostlist of one name
         return f"{fact.nodes} {'is' if is_one else 'are'} {fact.state}{reason}"
     if fact.kind is FactKind.RESERVATION:
         kind = f"{fact.state} reservation" if fact.state else "reservation"
@@ -196,6 +196,7 @@ def fact_text(fact: Fact) -> str:
     if fact.kind is FactKind.TOO_LONG:
         asked = "no --time" if fact.asked is None else f"--time {clock(fact.asked)}"
         return f"{asked}, {where} allows {clock(fact.limit or 0)}"
+    # Only TOO_MANY_NODES is left.
     return f"{asked} requested, {where} offers at most {fact.limit}"
 
 
@@ -366,7 +367,7 @@ class WaitLine:
         if now < self._due_at or not output.can_show_progress():
             return
         text, self._due_at = activity(job), now + TICK_S
-        if (doing := text.partition(":")[0]) != self._doing:
+        if (doing := text.partition(":")[0]) != self._doing:  # what follows the colon changes
             self._doing, self._since = doing, now
         output.show_progress(text, now - self._since)
 
@@ -381,7 +382,7 @@ def activity(job: JobStatus) -> str:
         why = where_or_why(job) if job.pending else ""
         return ": ".join(filter(None, (state.value.lower(), why)))
     reached = found.reached if has_begun else None
-    if reached in _NEXT and progress.step is None and progress.output_at is None:
+    if reached in _NEXT and progress.step is None and progress.output_at is None:  # no output
         ready = min(len([*paths.events_dir.glob("*.jsonl")]), record.nodes)  # agents that started
         return f"starting: {ready} of {count(record.nodes, 'node')}, {_NEXT[reached]}"
     done = ", ".join(filter(None, (steps_done(progress), rate(progress))))
@@ -479,6 +480,7 @@ def attempt_object(attempt: AttemptSummary) -> dict[str, Any]:
 
 
 def _usage(node: str, sample: Sample) -> dict[str, Any]:
+    """Describe the newest sample of a node for JSON, with its age instead of its attempt."""
     values = {**vars(sample), "ranks": {str(rank): used for rank, used in sample.ranks}}
     values["gpus"] = [vars(gpu) for gpu in sample.gpus]
     values["alerts"] = [

@@ -85,6 +85,7 @@ parsable_option = under("Output", common=False)(
 
 
 def _explain(ctx: click.Context, _: click.Parameter, name: str | None) -> None:
+    """Print the page of --explain, and exit."""
     verbs = ctx.find_root().command
     if name is not None and isinstance(verbs, click.Group):
         if verb := verbs.get_command(ctx, "explain"):
@@ -198,7 +199,7 @@ def job_options(
             return function(*args, job=job, **kwargs)
 
         sources = [*_FILE_OPTIONS, _SET_OPTION] if files else [_SET_OPTION]
-        for option in reversed([*map(_field_option, declared), *sources]):
+        for option in reversed([*map(_field_option, declared), *sources]):  # click reverses them
             option(command)
         if script:
             _SCRIPT_ARGUMENT(command)
@@ -208,6 +209,7 @@ def job_options(
 
 
 def _field_option(declared: Field) -> Callable[[Any], Any]:
+    """Return the option of a field; choices too wide for its metavar are listed in the help."""
     words = [str(member.value) for member in declared.choices or ()]
     shown = "|".join(words)
     is_wide = len(shown) > _WIDEST
@@ -288,7 +290,7 @@ def _checked(ctx: click.Context, words: Sequence[str], module: Given | None) -> 
     if not module and not words[0].startswith("-"):
         own = [word for word in before if word != "--"]
         spellings.refuse_other_program(words, ctx.info_name or "", own)
-    if before[-1:] == ["--"] or words[0].startswith("--"):
+    if before[-1:] == ["--"] or words[0].startswith("--"):  # every word is for the script
         return ()
     if module:
         return spellings.refuse_misplaced(ctx, before, str(module.value), words, is_module=True)

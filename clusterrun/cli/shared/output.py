@@ -219,7 +219,7 @@ def answer_table(
     widths = [max(map(cells, column)) for column in zip(*table, strict=True)]
     for row in table:
         pairs = zip(row, widths, strict=True)
-        painted = (painted_state(cell) + " " * (width - cells(cell)) for cell, width in pairs)
+        painted = (painted_state(cell) + " " * (room - cells(cell)) for cell, room in pairs)
         answer("  ".join(painted).rstrip())
 
 
@@ -245,7 +245,7 @@ def _error_text(error: ClusterrunError) -> str:
     """Write the failure with its place and a short cause; below it a long cause, and the hints."""
     causes, where = (error.cause or "").strip().splitlines(), error.where or ""
     if where.removeprefix("env ") in error.message:
-        where = ""
+        where = ""  # the message names it
     short = causes if len(causes) == 1 else []
     lines = [": ".join(filter(None, (where, error.message, *short)))]
     lines += [f"  cause: {line}" for line in causes if not short]
@@ -316,7 +316,7 @@ def wrapped(line: str, width: int, indent: int | None = None) -> Iterator[str]:
         yield line
         return
     if indent is None:
-        label = re.match(_LABEL, line)
+        label = re.match(_LABEL, line)  # text before two spaces
         indent = label.end() if label else 2
     margin = " " * min(indent, width // 3)
     current = ""
@@ -324,7 +324,7 @@ def wrapped(line: str, width: int, indent: int | None = None) -> Iterator[str]:
         if current.strip() and cells(current + word) > width:
             yield current
             current, word = margin, word.lstrip(" ")
-        while cells(current + word) > width:
+        while cells(current + word) > width:  # a word that fills more than a line
             head, word = _split(word, width - cells(current))
             yield current + head
             current = margin
@@ -338,6 +338,7 @@ def shortened(text: str, width: int) -> str:
 
 
 def _split(text: str, width: int) -> tuple[str, str]:
+    """Split a text after so many columns; colours take none and stay whole."""
     used = 0
     for piece in re.finditer(_PIECE, text):
         used += cells(piece[0])

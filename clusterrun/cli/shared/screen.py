@@ -103,6 +103,7 @@ def _line(text: str, style: str = "") -> Text:
 
 
 def _last_lines(record: JobRecord, attempt: int) -> list[str]:
+    """Return the newest log lines of an attempt, as they are shown; [] if none can be read."""
     with contextlib.suppress(ClusterrunError, OSError):
         sources = sources_of(find_files(record.paths, attempt), OVERVIEW)
         return [
@@ -136,6 +137,7 @@ def _answers(job: JobStatus, nodes: Mapping[str, Trouble]) -> list[Text]:
 
 
 def _warnings(job: JobStatus, nodes: Mapping[str, Trouble]) -> Iterator[str]:
+    """Yield why a running job is not well: silence, idle GPUs, and the alerts of a few nodes."""
     alerts = [alert.kind for each in job.usage.values() for alert in each.alerts]
     if job.reason:
         yield job.reason
@@ -154,6 +156,7 @@ def _warnings(job: JobStatus, nodes: Mapping[str, Trouble]) -> Iterator[str]:
 
 
 def _training(job: JobStatus, plan: str, found: Evidence, losses: Sequence[float]) -> Iterator[str]:
+    """Yield step, rate (with `plan`, from `planned`), loss, checkpoint, memory and nodes."""
     if job.progress.step is not None:
         done, total = job_view.steps_done(job.progress), job.progress.total
         left = job_view.eta_s(job)
@@ -273,7 +276,7 @@ def print_screen(job: JobStatus) -> None:
     width = output.width_of(sys.stdout)
     console = Console(force_terminal=True, color_system="standard", width=width or 10_000)
     with console.capture() as text:
-        console.print(screen(job, planned(job.record), width or 80))
+        console.print(screen(job, planned(job.record), width or 80))  # 80: for cells of nodes
     for line in text.get().splitlines():
         output.answer(line, wraps=False)
 
@@ -312,7 +315,7 @@ def _draw_until_key(live: Live, plan: str, job: JobStatus, pause_s: float) -> No
         if not select.select([sys.stdin], [], [], _TICK_S)[0]:
             continue
         key, name = _key(), job.record.job_id or job.record.name
-        if key in (b"", b"q", b"\x04"):
+        if key in (b"", b"q", b"\x04"):  # also the end of the input, and Ctrl-D
             live.stop()
             output.note(f"left the screen; job {name} continues")
             raise ClickExit(0)

@@ -39,7 +39,7 @@ _ACCEPTED: Final = {
 _SIMILAR: Final = 0.8
 _TORCHRUN_WORDS: Final = ("auto", "cpu", "gpu")  # for --nproc-per-node: one rank per GPU
 _LOCAL: Final = ("localhost", "127.0.0.1", "::1")
-_NUMBERS: Final = {"--node-rank", "--machine-rank"}
+_NUMBERS: Final = {"--node-rank", "--machine-rank"}  # of a machine among several
 _MODULE: Final = r"(?:--module(?:=|\Z)|-m)(.*)"
 
 
@@ -54,6 +54,7 @@ def no_option(error: click.NoSuchOption, words: Sequence[str]) -> UsageError:
     ctx = error.ctx
     verb = (ctx.info_name or "") if ctx else ""
     flag = error.option_name.replace("_", "-")
+    # `word[:2]`: in -c8, the value follows the option without a space.
     found = (n for n, word in enumerate(words) if flag in (_name(word), word[:2]))
     at = next(found, len(words))  # the index of the option
     value = _value(words, at, flag)
@@ -92,7 +93,7 @@ def _hints(
     typed = (words[at] if at < len(words) else flag).partition("=")[0]
     if f"-{typed}" in known:  # with one dash instead of two
         yield f"use '-{typed}'"
-    if verb in JOB_VERBS and "," in _value(words, at, flag):
+    if verb in JOB_VERBS and "," in _value(words, at, flag):  # several values
         yield from _entry("listed", flag)
     for section in (verb, "job") if verb in JOB_VERBS else (verb,):
         yield from _entry(section, typed, flag)
@@ -123,7 +124,7 @@ def _entry(section: str, *flags: str) -> Iterator[str]:
 
 def _value(words: Sequence[str], at: int, flag: str = "--") -> str:
     """Return the value of the option at an index: of --name=x, --name x, or -nx; "" for none."""
-    word, following = (*words[at : at + 2], "", "")[:2]
+    word, following = (*words[at : at + 2], "", "")[:2]  # "" if there is none
     if "=" in word:
         return word.partition("=")[2]
     if not flag.startswith("--") and len(word) > len(flag):
@@ -154,6 +155,7 @@ def refuse_launcher_module(words: Sequence[str], ctx: click.Context) -> None:
     """Refuse a launcher as the module, `-m torch.distributed.run`. Raises UsageError."""
     for at, word in enumerate(words):
         if found := re.match(_MODULE, word):
+            # The module is in the word of -m, or in the next one.
             module, *rest = [word for word in (found[1], *words[at + 1 :]) if word] or [""]
             before = words[:at]  # looked at only now: most commands need no table
             if "--" in before or any(x.endswith(".py") or _is_program(x) for x in before):
@@ -181,7 +183,7 @@ def refuse_other_program(words: Sequence[str], verb: str, own: Sequence[str] = (
     if first.endswith(".py"):
         return
     name = os.path.basename(first)
-    if _is_program(name) and ("/" in first or not os.path.isfile(first)):
+    if _is_program(name) and ("/" in first or not os.path.isfile(first)):  # else a script here
         raise _not_the_script(name, words, verb, own)
     for hint in _entry("files", os.path.splitext(name)[1]):
         raise UsageError(f"'{first}' is not a Python script", hint=_filled(hint, first, verb))
@@ -206,7 +208,7 @@ def translated(words: Sequence[str], verb: str, own: Sequence[str] = ()) -> str:
     options: dict[str, str] = {}  # by hint: of options that mean the same, the last one counts
     for name, value in given.items():
         for hint in _entry("translated", name):
-            if (value and value not in _TORCHRUN_WORDS) or "{" not in hint:
+            if (value and value not in _TORCHRUN_WORDS) or "{" not in hint:  # or a flag
                 options[hint] = _filled(hint, value)
     total, nodes = given.get("--num-processes", ""), given.get("--num-machines") or "1"
     if total.isdigit() and nodes.isdigit() and int(nodes):  # the processes of all machines
@@ -228,11 +230,13 @@ def _hosts(given: Mapping[str, str]) -> str:
     address = found.partition(":")[0] if found.count(":") == 1 else found  # more: of IPv6
     counts = ("--nnodes", "--num-machines", "--num-nodes")
     number = next((given[name] for name in counts if given.get(name)), "")
-    if number == "1" or address in _LOCAL or not (address or _NUMBERS & given.keys()):
+    is_alone = number == "1" or address in _LOCAL
+    has_others = bool(address or _NUMBERS & given.keys())
+    if is_alone or not has_others:
         return ""
     others = ["OTHER"]
     if number.isdecimal() and number != "2":
-        others = [f"OTHER{index}" for index in range(1, min(int(number), 9))]
+        others = [f"OTHER{index}" for index in range(1, min(int(number), 9))]  # 8 at most
     return f"--cluster ssh --hosts {','.join([address or 'FIRST', *others])}"
 
 
@@ -342,7 +346,7 @@ def _typed(word: str) -> str:
 def _refusal(
     first: list[str], entry: str, args: Sequence[str], moved: list[int], what: str, is_module: bool
 ) -> UsageError:
-    """Return the error, with the two command lines that may be meant."""
+    """Return the error, with the two command lines that may be meant; `moved` indexes `args`."""
     rest = [word for at, word in enumerate(args) if at not in moved]
     own = [args[at] for at in moved if at < len(args)]
     script = [] if is_module else [entry]  # a module is named by the option -m

@@ -116,7 +116,7 @@ def answer_and_wait(record: JobRecord, data: dict[str, Any], asked: HowToAnswer)
 
     try:
         refuse_elsewhere([("", record)])
-    except ElsewhereError as there:
+    except ElsewhereError as there:  # that host waits for the end
         from clusterrun.cli.shared import forward
 
         options = ["--follow"] if asked.follow else []
