@@ -17,6 +17,7 @@ from clusterrun.backends import select
 from clusterrun.backends.environment import scrubbed
 from clusterrun.backends.slurm import site as slurm
 from clusterrun.backends.slurm.outlook import explained
+from clusterrun.backends.slurm.reasons import PendingReason
 from clusterrun.backends.status import JobStatus, statuses
 from clusterrun.config import choices
 from clusterrun.config.choices import Cluster, Device
@@ -382,6 +383,8 @@ class _GrowingSmoke(Smoke):
         self._record, self._progress = record, progress
         self.now = JobStatus(record=record, state=JobState.PENDING)
         self._reported = ""
+        self._raw: PendingReason | None = None  # Slurm's, and with what another call explains
+        self._explained: PendingReason | None = None
         self._started_at = self._done_at = self._blocked_at = 0.0  # 0: not yet
 
     def update(self) -> bool:
@@ -424,8 +427,9 @@ class _GrowingSmoke(Smoke):
         if self.nodes:  # requeued: the first node did not start its script
             self.unstarted = self.nodes[:1]
             return True
-        # The explanation asks Slurm once more: only the first report has it.
-        pending = explained(self.now).pending if not self._reported else self.now.pending
+        if self.now.pending != self._raw:  # the explanation asks Slurm once more
+            self._raw, self._explained = self.now.pending, explained(self.now).pending
+        pending = self._explained
         why = (pending.text or pending.code) if pending else ""
         self._report(f"job {self.job_id} waits: {why}; Ctrl-C cancels it")
         is_blocked = pending is not None and not pending.can_start
