@@ -80,7 +80,7 @@ def check_type(field: Field, value: Any) -> None:
         found = "None" if value is None else type(value).__name__
         raise UsageError(f"{field.name} must be {what}, not {found}")
     items: Any = value if field.kind is Kind.TEXTS else ()
-    items = (*value, *value.values()) if field.kind is Kind.MAPPING else items
+    items = (*value, *value.values()) if isinstance(value, Mapping) else items
     if not all(isinstance(item, str) for item in items):
         raise UsageError(f"{field.name} must be {what}")  # an item may be a secret
 
