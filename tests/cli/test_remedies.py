@@ -90,7 +90,7 @@ LARGER = "raise the timeout if a rank needs more time to save or evaluate"
         (
             "--set launch.main_process_port=29500 train.py",
             "OSError: [Errno 98] Address already in use",
-            "choose a different port (by default clusterrun derives it from the job id)",
+            "choose a different port (by default clusterrun derives the port from the job id)",
             "--set launch.main_process_port=29501",
         ),
         ("--timeout 10m train.py", f"{WATCHDOG}(SeqNum=7)", LARGER, "--timeout 20m"),

@@ -270,7 +270,7 @@ def _collect(ctx: click.Context, kwargs: dict[str, Any], fields: Sequence[Field]
         value = kwargs.pop(declared.name)
         if ctx.get_parameter_source(declared.name) is ParameterSource.COMMANDLINE:
             long = next(flag for flag in declared.flags if flag.startswith("--"))
-            on, _, off = long.partition("/")  # of --requeue/--no-requeue, or only --nodes
+            on, _, off = long.partition("/")  # of --grad-ckpt/--no-grad-ckpt, or only --nodes
             flag = off if off and value is False else on
             if declared.kind is Kind.TEXT and str(value).startswith("--"):  # the next option
                 hint = f"{', '.join(declared.flags)}: {declared.help}"
