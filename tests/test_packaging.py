@@ -114,11 +114,11 @@ def test_wheel_renders_where_there_is_no_torch(clean: Path, tmp_path: Path) -> N
     assert sorted(path.name for path in tmp_path.iterdir()) == ["job.sbatch", "train.py"]
 
 
-ROOMS = (
+ROOMS = (  # in which only the command that gets Ctrl-C asks for torch
     *("config", "launch", "cli/test_submit.py", "cli/test_render.py", "logs/test_flags.py"),
     *("backends/test_slurm.py", "backends/test_local.py", "node/test_agent.py", "test_record.py"),
 )
-FAST = "not slurm and not torch and not install and not long"
+FAST = ("-m", "not slurm and not torch and not install and not long", "-k", "not ctrl_c")
 
 
 def interpreter(version: str) -> str:
@@ -158,7 +158,7 @@ def test_a_python_and_its_packages_run_the_tool(
     pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "-q"]
     subprocess.run([*pip, *light, *tools], check=True, timeout=300 * patience())
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    argv = [python, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", "-m", FAST]
+    argv = [python, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", *FAST]
     argv += [ROOT / "tests" / room for room in ROOMS]
     done = finished(argv, timeout_s=600, cwd=ROOT, env={**clean, "PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stdout[-5000:]
