@@ -63,7 +63,7 @@ class Document:
     """The settings of a file, those of each profile, and the profile that it selects."""
 
     def __init__(self, file: ConfigFile, only: str = "") -> None:
-        self.file, self.only = file, only
+        self.file, self.only = file, only  # `only`, if not "", is the one key that is read
         self.settings: list[Setting] = []
         self.profiles: dict[str, list[Setting]] = {}
         self.profile: tuple[str, Origin] | None = None

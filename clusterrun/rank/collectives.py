@@ -230,7 +230,7 @@ def completed(parts: Sequence[SavedPart], sharing: Sharing) -> Checkpoint:
     sent = {name: every[name] for name in sources}
     if sharing.here == 0:
         mebibytes = (sum(size for size, _ in sent.values()) + (1 << 20) - 1) >> 20  # rounded up
-        say(f"{found.path.name}: sending {mebibytes} MiB to the nodes that lack them")
+        say(f"{found.path.name}: sending {mebibytes} MiB of files to nodes that lack them")
     mine = {n: sums for n, sums in sent.items() if sharing.is_first and n not in own.files}
     fault = _exchange(own.path, sent, sources, mine)
     is_changed = sharing.is_first and (mine or own.found is None)

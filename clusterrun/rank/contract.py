@@ -335,8 +335,8 @@ def _group_made(contract: Contract, module: ModuleType) -> None:
     size = module.get_world_size()
     contract.check_size(size, "torch.distributed")
     contract.joined()
-    contract.first_step.drop(contract.check_step)
-    answer_asks()
+    contract.first_step.drop(contract.check_step)  # it has joined: nothing to check there
+    answer_asks()  # from now on, the agent can ask for this rank's stacks
     if contract.is_mine and str(module.get_backend()) == "gloo":
         # Never free the group: its destructor holds the GIL and waits for a thread that may need
         # the GIL. Ranks that freed a model after `destroy_process_group` hung (torch 2.13).

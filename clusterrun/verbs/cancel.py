@@ -91,7 +91,10 @@ def active_chain(record: JobRecord) -> list[str]:
 
 
 def active_jobs(found: Sequence[JobRecord]) -> set[str]:
-    """Ask which jobs have not ended: files show no requeue. Raises SchedulerUnreachableError."""
+    """Ask the scheduler which jobs have not ended: the files of a run do not show a requeue.
+
+    Raises SchedulerUnreachableError.
+    """
     groups: dict[Backend, list[JobRecord]] = {}
     for record in found:
         groups.setdefault(select.backend_of(record), []).append(record)
@@ -99,6 +102,7 @@ def active_jobs(found: Sequence[JobRecord]) -> set[str]:
     for backend, group in groups.items():
         ids = [job_id for each in group for job_id in (each.job_id, *each.chained_job_ids)]
         jobs = backend.query(ids, since=min(each.submitted_at for each in group), max_age_s=0)
+        # Without a source, no scheduler knows the job.
         active |= {i for i, job in jobs.items() if job.source and not job.state.is_terminal}
     return active
 

@@ -78,7 +78,7 @@ def remember(paths: RunPaths, job_id: JobId, change: Callable[[JobRecord], JobRe
     try:
         record = records.update(paths, change)
         records.link_job(paths, job_id)
-        _note_passed(paths)
+        _note_passed_variables(paths)
     except (OSError, ClusterrunError) as error:
         text = f"job {job_id} was submitted, but its record could not be written"
         hint = f"the run directory is {paths.root}"
@@ -129,7 +129,7 @@ def passed_names(paths: RunPaths) -> list[str]:
     return [name for name in names if isinstance(name, str)]
 
 
-def _note_passed(paths: RunPaths) -> None:
+def _note_passed_variables(paths: RunPaths) -> None:
     """Add a line with the checksums of what a job is passed; without it, values are unknown."""
     if names := passed_names(paths):
         with contextlib.suppress(OSError):

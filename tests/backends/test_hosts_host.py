@@ -130,7 +130,7 @@ def test_a_host_that_alone_has_a_part_of_the_checkpoint_is_needed(tmp_path: Path
     assert chosen(alone) == ["h1", "h3"]
     save(gone, {"h1": ["a"], "h9": ["b"]}, "a")
     for root, lost, needed in ((alone, "h3", "h3"), (gone, "", "h9")):
-        with pytest.raises(ClusterrunError, match=f"{needed} has a part of the newest checkpoint"):
+        with pytest.raises(ClusterrunError, match=f"newest checkpoint is only on {needed}"):
             chosen(root, lost=lost)
     save(copied, {"h1": ["a"], "h2": ["b"]}, "a", "b")  # the first host has all
     assert chosen(copied, lost="h2") == ["h1", "h3"]

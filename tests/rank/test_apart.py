@@ -259,7 +259,7 @@ def test_a_resume_passes_on_what_a_node_lacks_and_ends_in_the_same_weights(cours
     assert course.every("complete") == ALL_FILES
     assert course.every("equal")
     assert course.every("again") == 2
-    assert "clusterrun: step-00000002: sending 1 MiB to the nodes that lack them" in course.said
+    assert "step-00000002: sending 1 MiB of files to nodes that lack them" in course.said
 
 
 @pytest.mark.torch

@@ -117,7 +117,7 @@ class HostsStep(LocalStep):
 
     def end(self) -> None:
         """End all nodes within the grace time."""
-        if self.kill_by < float("inf"):
+        if self.kill_by < float("inf"):  # they are being ended
             return
         super().end()
         if not self.links:  # no node has started: there is nothing to wait for
@@ -377,7 +377,7 @@ class HostsHost(LocalHost):
         why += [f"{name} is unfit" for name in unfit]
         few = f"only {count(len(usable), 'host')} of {self.plan.nodes} can be used"
         if missing:
-            few = f"{', '.join(missing)} has a part of the newest checkpoint that no other host has"
+            few = f"a part of the newest checkpoint is only on {', '.join(missing)}"
         raise ClusterrunError(f"{few}: {', '.join(why)}")
 
     def _savers(self) -> list[str]:

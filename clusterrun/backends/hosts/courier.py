@@ -167,7 +167,7 @@ class Courier:
 
     def _on_place(self, message: Message) -> None:
         """Use the home, or a run directory of this host's own."""
-        if self._listener is not None:
+        if self._listener is not None:  # the other hosts have tried this host's port
             self._listener.close()
         self._is_apart, self._is_first = message["is_apart"], message["is_first"]
         self._paths = RunPaths(root=Path(message["root"]).expanduser())

@@ -86,14 +86,15 @@ class SlurmHost(Host):
     def nothing_left(self) -> str:
         """Return why this job has nothing to do; empty if it has work.
 
-        Slurm restarts jobs that it gave up, even if another job now continues the run. A later
-        job of a chain continues the run only after a time limit.
+        Slurm may restart a job with which it had lost contact, even if another job continues the
+        run by then. A later job of a chain continues the run only after a time limit.
         """
         if self._is_restarted:
             record = files.read_json(self.paths.record) or {}
             is_superseded = self.job_id in record.get("earlier_job_ids", ())
             return f"another job continues the run in {self.paths.root}" if is_superseded else ""
-        end = None if self.kind in ("", BY_HAND) else read_end(self.paths)  # a later job of a chain
+        is_chained = self.kind not in ("", BY_HAND)
+        end = read_end(self.paths) if is_chained else None
         if end is None or end.state is JobState.TIMEOUT:
             return ""
         return f"the run in {self.paths.root} has ended; nothing is left to do"

@@ -367,7 +367,8 @@ class Conductor:
             self.continues_elsewhere = True
             say_on_stderr(who)
         elif self.host.is_witness and not self.continues_elsewhere:
-            # Slurm may kill this process before the step is gone.
+            # Slurm may kill this process before the step is gone: record the end now.
+            # Elsewhere, the loop records it later.
             with contextlib.suppress(OSError):
                 write_end(self.paths, state, self.terminated.code)
             if self.host.was_requeued():  # that is why Slurm ends it

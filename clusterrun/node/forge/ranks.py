@@ -91,8 +91,9 @@ def imports_of_all(strategy: str, imported: Collection[str]) -> tuple[str, ...]:
 def between_attempts(project: ProjectFiles, changed: Iterable[str]) -> tuple[str, ...]:
     """Return what ranks import only when they train: a start need not wait for it.
 
-    torch does that for an optimizer, and accelerate for a loader if datasets is installed. The
-    project may change the variables `changed`, or have a `datasets` of its own.
+    torch does that for an optimizer, and accelerate for a loader if datasets is installed. datasets
+    is left out if the project may change a variable (`changed`) that datasets reads at its import,
+    or has a `datasets` of its own.
     """
     names = ["torch._dynamo"]
     is_used = bool(project.imported & {"accelerate", "transformers"})

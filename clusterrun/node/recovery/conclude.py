@@ -257,7 +257,10 @@ def _interrupted(found: Outcome, reason: Reason) -> Outcome:
 
 
 def _saved(paths: RunPaths, history: Sequence[Outcome], record: StepRecord) -> int | None:
-    """Return the step of the newest checkpoint, also if no agent lived to report it."""
+    """Return the step of the newest checkpoint, also if no agent lived to report it.
+
+    `record` also has checkpoints of this attempt on the disk whose event was not written.
+    """
     known = [record.newest(history[-1].attempt), *(outcome.checkpoint for outcome in history)]
     if steps := [step for step in known if step is not None]:
         return max(steps)
