@@ -20,7 +20,7 @@ demo: $(VENV)/.train
 	@echo 'Next: source $(VENV)/bin/activate && cd examples, then'
 	@echo '  clusterrun status          how the run went, and where its directory is'
 	@echo '  clusterrun logs -a         what every rank wrote'
-	@echo '  clusterrun submit --nodes 2 --gpus-per-node 2 --strategy zero2 --device cpu --follow'
+	@echo '  clusterrun submit --nodes 2 --gpus-per-node 2 --strategy fsdp --device cpu --follow'
 
 test: slurm check
 	$(SIDE_BY_SIDE) --part slow

@@ -236,10 +236,13 @@ def check_command(job: options.JobOptions, *, as_json: bool) -> Exit:
     resolved = job.load()
     prepared = prepare(resolved)
     prepared.refuse_problem()
-    found = find_pitfalls(resolved, prepared.plan, read_script(resolved), of_many_ranks=True)
+    source = read_script(resolved)
+    found = find_pitfalls(resolved, prepared.plan, source, of_many_ranks=True)
     is_assumed = is_unsized(resolved, prepared.plan)
     of_one_rank = prepared.plan.notes if is_assumed else ()  # check assumes four ranks
     notes = [text for text in prepared.notes if text not in of_one_rank]
+    if source is None:
+        notes.append("no source was read: it is an archive, or a module outside this project")
     for text in notes:
         output.note(text)
     variables = submission.warn_of_sbatch_variables(prepared)

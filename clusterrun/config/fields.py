@@ -157,6 +157,14 @@ MOST: Final[Mapping[str, int]] = {
 RESERVED_NAMES: Final = ("", ".", "..", "by-job")  # of runs
 # A setting's pattern, the message for any other value, and a hint.
 _PATTERNS: Final[Mapping[str, tuple[str, str, str]]] = {
+    **dict.fromkeys(
+        ("mem", "mem_per_gpu", "mem_per_cpu"),
+        (
+            r"(?i)[0-9]+[kmgt]?b?\Z",
+            "must be an amount of memory, not",
+            "write a whole number with its unit, e.g. 200G; without a unit, Slurm reads megabytes",
+        ),
+    ),
     "clusters": (r"[^,]+\Z", "must name one cluster, not", "name one cluster: a job runs on one"),
     "name": (
         r"(?!(?:\.|\.\.|by-job)\Z)[^/]+\Z",

@@ -208,7 +208,9 @@ def read_end(paths: RunPaths) -> End | None:
     with contextlib.suppress(OSError):
         begun_ns = paths.attempts_dir.stat().st_mtime_ns
     with contextlib.suppress(OSError):
-        if paths.end.stat().st_mtime_ns >= begun_ns:  # both times are the file server's
+        is_newer = paths.end.stat().st_mtime_ns >= begun_ns  # both times are the file server's
+        # A copy of a run has other times.
+        if is_newer or paths.outcome(paths.newest_attempt()).exists():
             return reading.read(paths.end, End, END_SCHEMA)
     return None
 

@@ -405,6 +405,10 @@ def _undamaged(record: JobRecord) -> JobRecord:
 
 def _not_found(message: str, runs_dirs: Sequence[RunsDir]) -> JobNotFoundError:
     """Return the error; its hint names the newest runs in these places, if there are any."""
+    for root in (each.root for each in runs_dirs[:1]):
+        if root.is_dir() and not os.access(root, os.R_OK | os.X_OK):
+            text = f"you cannot read {root}, which belongs to {user_name(root.stat().st_uid)}"
+            return JobNotFoundError(text, hint="ask its owner for access, or name a run of yours")
     found = (record for runs_dir in runs_dirs for record in list_records(runs_dir, 3))
     newest = heapq.nlargest(3, found, key=lambda record: record.age_key)
     known = ", ".join(f"{record.job_id} ({record.name})" for record in newest)

@@ -238,6 +238,8 @@ def test_an_end_of_an_earlier_attempt_is_no_end(runs: RunsDir) -> None:
     os.utime(made.paths.attempts_dir, ns=(later, later))
     assert read_end(made.paths) is None
     assert status(made, said(JobState.RUNNING)).state is JobState.RUNNING
+    made.paths.outcome(2).touch()  # it has ended, too: a copied run has other times
+    assert read_end(made.paths) is not None
 
 
 def test_a_code_above_128_is_a_signal_and_without_an_end_slurms_counts(runs: RunsDir) -> None:

@@ -122,7 +122,7 @@ def resolve_flags(flags: dict[str, Any]) -> Resolved:
 words = st.text(st.characters(exclude_categories=["Cc"]), min_size=1)
 any_text = st.text(st.characters(exclude_characters="\x00", exclude_categories=[]))
 # Not any text is one of theirs.
-CHECKED = ("clusters", "name", "port_range", "stage_dir")
+CHECKED = ("clusters", "mem", "mem_per_gpu", "mem_per_cpu", "name", "port_range", "stage_dir")
 TEXT_FIELDS = [
     field.name
     for field in FIELDS
