@@ -204,7 +204,7 @@ def make_job(
             "nproc_per_node": 2,
             "device": Device.CPU,
             "cluster": Cluster.LOCAL,
-            "rendezvous_timeout_s": 30,
+            "rendezvous_timeout_s": int(30 * patience()),
             **asked,
         }
     )
