@@ -218,7 +218,7 @@ def _accumulation(spec: JobSpec, each_pass: int) -> int:
 
 
 def _precision(spec: JobSpec, gpu: Gpu | None, *, is_cpu: bool) -> str:
-    """Return the precision of the passes; auto is fp32 on CPUs, else by the card."""
+    """Return the precision of the passes; auto is fp32 on CPUs, and depends on the card on GPUs."""
     if is_cpu and spec.mixed_precision is MixedPrecision.FP16:
         raise fp16_without_gpu()
     if spec.mixed_precision is not MixedPrecision.AUTO:
@@ -248,7 +248,7 @@ def _gpu(spec: JobSpec) -> Gpu | None:
 
 
 def _model(resolved: Resolved, *, may_count: bool) -> Model:
-    """Find the model by its numbers, else its config.json, else our table. Raises UsageError."""
+    """Find the model by its numbers, its config.json or our table. Raises UsageError."""
     spec = resolved.spec
     if spec.active_params is not None and spec.params is None:
         raise UsageError("--active-params needs --params", hint="pass all parameters as --params")

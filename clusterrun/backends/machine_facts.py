@@ -83,7 +83,7 @@ def gather_facts(
 
 
 def _all_hosts(spec: JobSpec, cluster: Cluster, cwd: Path, environ: Mapping[str, str]) -> HostList:
-    """Return the hosts that the user lists, else those of the allocation. Raises UsageError."""
+    """Return the user's hosts, or those of the allocation if none are listed. Raises UsageError."""
     if spec.hosts and spec.hostfile:
         raise UsageError("hosts and hostfile cannot be combined", hint="keep one of them")
     if spec.hosts:

@@ -247,7 +247,7 @@ def _known_settings() -> dict[str, Known]:
     allowed = associations(current_user())
     mine = {partition for _, partition in allowed} or {""}  # "": all partitions
     usable = [row for row in rows if not mine.isdisjoint(("", row.partition))]
-    # A partition with GPUs: the default one, else that with the most nodes.
+    # A partition with GPUs: the default one, or the one with the most nodes.
     chosen = max(usable or rows, key=lambda row: (bool(row.gpus), row.is_default, row.count))
     name, limit_s = chosen.partition, min(chosen.limit_s or DAY_S, DAY_S)
     others = dict.fromkeys(row.partition for row in rows if row.partition != name)

@@ -349,7 +349,7 @@ class _Watch:
     def see(self, entry: Entry) -> None:
         """Show on a terminal what an attempt does until it prints."""
         is_end = isinstance(entry, LogLine) and entry.stream is Stream.END
-        if is_end:  # the job probably ends, too: ask at once
+        if is_end:  # the job probably ends as well: ask at once
             self._polled, self._due_at = poll(self._record), float("-inf")
         if not isinstance(entry, Pause):
             output.clear_progress()

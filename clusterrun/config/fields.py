@@ -75,7 +75,7 @@ def check_type(field: Field, value: Any) -> None:
     if value is None and field.default is None:
         return
     types, what = _FORMATS[field.kind][:2]
-    is_wrong_bool = isinstance(value, bool) and bool not in types  # True is an int, too
+    is_wrong_bool = isinstance(value, bool) and bool not in types  # True is also an int
     if is_wrong_bool or not isinstance(value, types):
         found = "None" if value is None else type(value).__name__
         raise UsageError(f"{field.name} must be {what}, not {found}")

@@ -147,7 +147,7 @@ def _has_secret(word: str, after: str) -> bool:
         return _is_named(name, value)
     if not option.startswith("-") or after.startswith("--"):
         return False
-    # A value that shows by itself that it is a secret is an argument of its own in the list.
+    # A value in the form of a known secret is a separate argument in the list.
     is_seen_together = is_secret_value(f"{word} {after}") and not is_secret_value(after)
     return _is_named(name, after) or is_seen_together
 

@@ -72,7 +72,7 @@ class Setting(NamedTuple):
     origin: Origin
     item: str | None = None  # of a mapping: a name in it
     adds: bool = False  # the value extends a list
-    note: str = ""  # how a text is read that is easily meant otherwise
+    note: str = ""  # how an ambiguous text is read
 
     @property
     def key(self) -> str:

@@ -92,7 +92,7 @@ class Stuck:
 class Recordings:
     """The dumps of all ranks, in a small form.
 
-    By their stacks, ranks are `waiting` in a collective: a missing dump of theirs blames nobody.
+    The stacks of `waiting` ranks show a collective: do not blame them if their dump is missing.
     """
 
     def __init__(self, world: int = 0, waiting: Iterable[int] = ()) -> None:

@@ -350,7 +350,7 @@ class Scanner:
             kept[:] = [each for each in kept if not self._is_passed(each)]
         if len(kept) < _MOST_KEPT:
             kept.append(finding)
-            self._more.pop(key, None)  # those that filled the list were passed: these, too
+            self._more.pop(key, None)  # the training has passed these signs as well
             return
         more, like = self._more.setdefault(key, {}), _like(finding)
         places = more.get(like, set())

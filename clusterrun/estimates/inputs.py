@@ -31,7 +31,7 @@ class Model:
     gated: bool = True  # the feed-forward network has a gate, as in Llama, not GPT-2
     head_norm: bool = False  # queries and keys have norms, as in Qwen 3
     family: str = ""  # the `model_type` of a config; "": there is none
-    active_params: int = 0  # that a token uses if the model has experts, else 0
+    active_params: int = 0  # that a token uses; 0 if the model has no experts
     experts_met: int = 0  # that a token uses in a block
     expert_ffn: int = 0  # the width of one
     cross_layers: int = 0  # of `layers`, those that also attend to what an encoder read

@@ -18,7 +18,7 @@ class Interpreter(NamedTuple):
     path: str = ""  # "": it is not on this machine
     version: tuple[int, int] | None = None
     packages: Mapping[str, str] = MappingProxyType({})  # with versions, "" if not found
-    is_known: bool = False  # if not, a package without a version may be where nobody looked
+    is_known: bool = False  # False: a package without a version may still be installed
     places: tuple[str, ...] = ()  # the directories that it imports from
 
     def version_of(self, package: str) -> tuple[int, int] | None:

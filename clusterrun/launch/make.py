@@ -177,7 +177,7 @@ def fp16_without_gpu() -> UsageError:
 
 
 def _wanted_precision(spec: JobSpec, own: OwnFiles, world: World) -> Precision:
-    """Return the precision of the option, else of the user's file, else the device's usual one."""
+    """Return the precision of the option, the user's file, or the device, in this order."""
     if spec.mixed_precision is not MixedPrecision.AUTO:
         return Precision(spec.mixed_precision.value)
     if own.accelerate_text and not own.deepspeed_text:

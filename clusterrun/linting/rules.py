@@ -204,7 +204,7 @@ def _joint_calls(script: Script, launch: Launch) -> Iterator[ast.Call]:
         names = [".gather", ".reduce", ".pad_across_processes"]
         if launch.is_sharded:
             names.append(".save_state")
-        if Strategy(launch.strategy).stage == 3:  # the weights are sharded, too
+        if Strategy(launch.strategy).stage == 3:  # the weights are also sharded
             names.append(".get_state_dict")
         own = script.calls(*names)
         yield from (call for call in own if "accel" in ast.unparse(call.func).lower())

@@ -123,7 +123,7 @@ class Script:
                     pass
                 case ast.FunctionDef(name=name, args=target):
                     found[name].append(node)
-                    # An argument has what the callers pass: any of it.
+                    # An argument has the value that a caller passes.
                     value = ast.Tuple(elts=[*self.calls(name, f".{name}")])
                 case _:
                     continue

@@ -160,7 +160,7 @@ def find_line_end(path: Path, start: int, end: int) -> int:
             newline = files.read(path, begin, end - begin).rfind(b"\n")
             if newline >= 0:
                 return begin + newline + 1
-    return end if end - start > MAX_LINE_BYTES else start  # too long for a line: go on
+    return end if end - start > MAX_LINE_BYTES else start  # too long for a line: read it in parts
 
 
 def _unreadable(path: Path, error: OSError) -> ClusterrunError:

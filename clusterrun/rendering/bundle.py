@@ -260,7 +260,7 @@ def _commands(plan: Plan, bundle: Bundle, rank: int) -> Iterator[str]:
     for name in _CONFIGS:
         if text := bundle.files.get(name):
             lines = text.splitlines()
-            if not plan.accelerate_text:  # from our template: nobody would see its comments
+            if not plan.accelerate_text:  # from our template: leave out its comments
                 lines = [x for x in lines if x.strip() and not x.strip().startswith("#")]
             yield f'printf "%s\\n" {" ".join(map(_word, lines))} > "$configs"/{name}'
     launcher = (plan.python, "-m", "accelerate.commands.launch")

@@ -90,7 +90,7 @@ def _others_can_rename(found: os.stat_result) -> bool:
     """Return whether other users can rename entries of a directory."""
     open_to = stat.S_IWOTH | stat.S_IWGRP
     with contextlib.suppress(KeyError):  # the group has no name
-        if grp.getgrgid(found.st_gid).gr_name == current_user():  # the user's own, with nobody else
+        if grp.getgrgid(found.st_gid).gr_name == current_user():  # the user's private group
             open_to = stat.S_IWOTH
     return not found.st_mode & stat.S_ISVTX and bool(found.st_mode & open_to)
 

@@ -388,7 +388,7 @@ def _followed(link: Path) -> Path:
 
 
 def _by_name(text: str, runs_dirs: Sequence[RunsDir]) -> JobRecord | None:
-    """Return the newest run of a name; else the one with a run id, or with NAME/RUN_ID."""
+    """Return the newest run of a name, or the one with a run id or NAME/RUN_ID."""
     for runs_dir in runs_dirs:
         if newest := list_records(runs_dir, 1, name=text, of=lambda record: record.name == text):
             return newest[0]

@@ -134,7 +134,7 @@ def newest(
 
 def passed_over(path: Path, problem: str) -> str:
     """Return a line on why a checkpoint is not used."""
-    name = path.stem.replace("trainer-", "checkpoint-")  # a record is named for its folder, too
+    name = path.stem.replace("trainer-", "checkpoint-")  # a record is also named for its folder
     return f"checkpoint {name} is incomplete and was skipped: {problem}"
 
 

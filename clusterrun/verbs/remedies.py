@@ -141,7 +141,7 @@ def _filled_in(advice: Advice, run: Run) -> Advice:
 
 
 def _smaller_batch(run: Run) -> list[Advice]:
-    """Return a smaller micro-batch: as settings if `plan` chose it, else as script options."""
+    """Return a smaller micro-batch: as settings if `plan` chose it, or as script options."""
     spec = run.spec
     options = None if spec.planned else batch_of(spec.args)  # micro-batch, accumulation
     if spec.planned:
@@ -208,7 +208,7 @@ def _more_memory(run: Run) -> list[Advice]:
 
 
 def _longer_timeout(run: Run) -> str:
-    """Return twice the timeout that the job sets, else the one printed; "TIMEOUT" for neither."""
+    """Return twice the timeout that the job sets or printed; "TIMEOUT" if there is neither."""
     hit = _TIMEOUT.search("\n".join((run.verdict.text, *run.verdict.more)))
     now = run.plan.timeout_s or (int(hit[1]) // 1000 if hit else 0)
     return format_seconds(2 * now) if now else "TIMEOUT"

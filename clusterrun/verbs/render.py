@@ -212,7 +212,7 @@ def is_unsized(job: Resolved, plan: Plan) -> bool:
     spec = job.spec
     sizes = (spec.nodes, spec.gpus_per_node, spec.nproc_per_node)
     is_unset = all(size is None for size in sizes)
-    return is_unset and plan.nodes * plan.procs_per_node == 1  # hosts may set it, too
+    return is_unset and plan.nodes * plan.procs_per_node == 1  # hosts may also set it
 
 
 def _deepspeed_file(plan: Plan) -> str:

@@ -203,7 +203,7 @@ def resume_prepared(resumption: Resumption) -> JobRecord:
 
 
 def _inactive_status(record: JobRecord, *, force: bool) -> JobStatus:
-    """Return the status of a run that is over; else raise UsageError, SchedulerUnreachableError."""
+    """Return the status of a run that is over. Raises UsageError, SchedulerUnreachableError."""
     chained: list[str] = []
     ignored = [SchedulerUnreachableError] if force else []
     with contextlib.suppress(*ignored):

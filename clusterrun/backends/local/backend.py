@@ -223,8 +223,8 @@ def read_controller(paths: RunPaths) -> Controlling | None:
 def take_job_id(runs_dir: RunsDir, paths: RunPaths, *, prefix: str = "L", above: int = 0) -> JobId:
     """Take the next id by creating its link, which only one process can do.
 
-    Its number is larger than `above`, unless `above` is absurd, and than that of the user's counter
-    and of the links here. The counter makes ids unique across projects; if it
+    Its number is larger than `above` (an absurd `above` is ignored), the user's counter, and the
+    numbers of the links here. The counter makes ids unique across projects; if it
     is lost or can't be written, ids are unique only within the project.
     """
     runs_dir.by_job.mkdir(mode=0o700, exist_ok=True)

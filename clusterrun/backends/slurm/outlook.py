@@ -110,7 +110,7 @@ def explained(job: JobStatus) -> JobStatus:
 
 
 def request_of(job: SchedulerJob, plan: Plan) -> NodeRequest:
-    """Return a job's request: Slurm's if it may change, else the plan's. Raises UsageError."""
+    """Return a job's request, from Slurm if it may change, or as planned. Raises UsageError."""
     constraint, memory = plan.directive("constraint") or "", plan.directive("mem") or "0"
     is_simple = not constraint or _FEATURES.match(constraint) is not None
     has_own_nodes = plan.directive("nodelist") or plan.directive("reservation")

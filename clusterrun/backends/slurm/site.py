@@ -219,7 +219,7 @@ def controller(plan: Plan) -> Finding:
 
 
 def _partitions(plan: Plan) -> dict[str, list[NodeGroup]]:
-    """Return the nodes of the job's partitions: those that it names, else the default one."""
+    """Return the nodes of the partitions that the job names, or of the default partition."""
     every, asked = node_groups(plan.directive("clusters")), plan.directive("partition")
     default = sorted({group.partition for group in every if group.is_default})
     names = asked.split(",") if asked else default

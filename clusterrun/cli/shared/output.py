@@ -178,7 +178,7 @@ def clear_progress() -> None:
 
 def say_interrupted(text: str) -> None:
     """Print a line on stderr after Ctrl-C; not behind the ^C that the terminal wrote."""
-    newline = "" if session.shows_progress else "\n"  # else the row is replaced, with its ^C
+    newline = "" if session.shows_progress else "\n"  # a progress row is replaced, with its ^C
     _write(f"{newline}{_safe(text)}\n", err=True)
 
 

@@ -14,7 +14,7 @@ _T = TypeVar("_T")
 
 
 class Tasks:
-    """Tasks that run until they end; nobody awaits them, so the loop's handler gets an error."""
+    """Tasks that nothing awaits: the loop's exception handler gets their errors."""
 
     def __init__(self) -> None:
         self._running: dict[asyncio.Task[None], None] = {}

@@ -417,7 +417,7 @@ class Conductor:
     def _write_end(self, state: JobState, code: int) -> None:
         """Write end.json; wait for room on the disk if nothing else records the end."""
         try:
-            if self.host.is_witness:  # Slurm records it, too
+            if self.host.is_witness:  # Slurm also records it
                 write_end(self.paths, state, code)
             else:
                 self._with_room(partial(write_end, self.paths, state, code), is_last=True)

@@ -168,7 +168,7 @@ class Forwarder(threading.Thread):
         return not any(file.pending_bytes for file in self._files)
 
     def _forward_safely(self) -> bool:
-        """Forward one round; after an error, report it and go on."""
+        """Forward one round; report an error and continue."""
         try:
             return self._forward()
         except Exception as error:  # noqa: BLE001 - without this thread the job has no log

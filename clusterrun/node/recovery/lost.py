@@ -84,7 +84,7 @@ def _signed_at(attempt: Attempt) -> float | None:
 
 
 def _is_nearest(attempt: Attempt) -> bool:
-    """Return whether the conductor's node and all before this are lost, and no job goes on."""
+    """Return whether the conductor's node and all before this are lost, and no job continues."""
     who = attempt.who
     before = [node for node in who.nodes[: who.node_rank] if node != who.conductor]
     if who.node == who.conductor or len(before) >= NEAREST or _goes_on(attempt):

@@ -291,7 +291,7 @@ def judge(paths: RunPaths, outcome: Outcome) -> ShortVerdict | None:
 
 
 def _judged(paths: RunPaths, outcome: Outcome) -> str | None:
-    """Return the judge's verdict as JSON: in a fork if that is safe, else in a new interpreter."""
+    """Return the judge's verdict as JSON, from a fork if that is safe, or a new interpreter."""
     loaded = sys.modules.get(JUDGE)
     others = {thread.name for thread in threading.enumerate()} - {threading.main_thread().name}
     if loaded is not None and others <= _QUIET:
