@@ -112,10 +112,9 @@ class Forge:
     @property
     def is_dead(self) -> bool:
         """Return whether the process has ended."""
-        with contextlib.suppress(psutil.TimeoutExpired):
-            self._process.wait(0)
-            return True
-        return False
+        with contextlib.suppress(ChildProcessError):  # `how_ended` has reaped it
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        return True
 
     def how_ended(self) -> str:
         """Return how the process ended, as in `was killed by SIGKILL`."""

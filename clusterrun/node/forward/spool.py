@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import math
 import os
 import re
@@ -61,18 +62,15 @@ class Spool:
 
     def outputs(self) -> list[Output]:
         """List the output files that exist now."""
-        found = [
-            Output(path=self.root / name, rank=match[1], stream=match[2][0])
-            for name in self._names()
-            if (match := _OUTPUT.match(name))
-        ]
-        if self.launcher_output.exists():
-            found.append(Output(path=self.launcher_output, rank="-", stream="l"))
+        names, launcher = self._names(), self.launcher_output
+        found = [*_outputs(self.root, names)]
+        if launcher.name in names:
+            found.append(Output(path=launcher, rank="-", stream="l"))
         return found
 
     def ranks(self) -> list[int]:
         """List the ranks that have written events."""
-        return list(self._by_rank("events"))
+        return [rank for rank, _ in _of_ranks(self._names(), "events")]
 
     def error_files(self) -> list[Path]:
         """List the error files that ranks have written."""
@@ -83,13 +81,12 @@ class Spool:
         return [self.root / name for name in self._names() if name.startswith(prefix)]
 
     def _by_rank(self, kind: str) -> dict[int, Path]:
-        matches = ((name, re.match(rf"rank_(\d+)\.{kind}\Z", name)) for name in self._names())
-        return {int(match[1]): self.root / name for name, match in matches if match}
+        return {rank: self.root / name for rank, name in _of_ranks(self._names(), kind)}
 
-    def _names(self) -> list[str]:
+    def _names(self) -> tuple[str, ...]:
         with contextlib.suppress(OSError):  # gone, or no descriptor is left: later calls try again
-            return sorted(os.listdir(self.root))
-        return []
+            return tuple(sorted(os.listdir(self.root)))
+        return ()
 
     def unlock(self) -> list[str]:
         """Remove the locks of ranks that died while compiling; return a line about each."""
@@ -111,6 +108,20 @@ class Spool:
         with contextlib.suppress(OSError):
             return self.root.rename(kept)
         return self.root
+
+
+# The spool is listed many times a second, and its files seldom change: match the names once.
+@functools.lru_cache(maxsize=2)
+def _outputs(root: Path, names: tuple[str, ...]) -> tuple[Output, ...]:
+    matches = ((name, _OUTPUT.match(name)) for name in names)
+    return tuple(Output(root / name, match[1], match[2][0]) for name, match in matches if match)
+
+
+@functools.lru_cache(maxsize=8)
+def _of_ranks(names: tuple[str, ...], kind: str) -> tuple[tuple[int, str], ...]:
+    """Return the ranks that have a file of this kind, and the file's name."""
+    matches = ((name, re.match(rf"rank_(\d+)\.{kind}\Z", name)) for name in names)
+    return tuple((int(match[1]), name) for name, match in matches if match)
 
 
 def create_spool(job_id: str, attempt: int, node_rank: int) -> Spool:
