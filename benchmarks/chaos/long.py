@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.chaos.figures import Interruption
 from benchmarks.report import Section, Value, median
-from clusterrun.rundir.outcome import read_end
+from clusterrun.rundir.end import read_end
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared.state import JobState
 from tests.chaos.checks import Reference, problems

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from clusterrun.errors import ClusterrunError
-from clusterrun.shared.given import as_given
+from clusterrun.shared.given import STAGED_AT, as_given
 
 # Variables of Slurm, MPI and other launchers that silently change or break a launch.
 # `as_given` removes what clusterrun itself adds to a job.
@@ -21,7 +21,7 @@ SCRUBBED = {
     *("NODE_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE"),
     *("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
     *("GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK"),
-    "CLUSTERRUN_STAGED_AT",
+    STAGED_AT,
 }
 # SLURM_CONF and SLURM_CONF_SERVER locate Slurm, SLURM_JWT identifies the user.
 KEPT_PREFIXES = ("SLURM_CONF", "SLURM_JWT")

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO
 
 from clusterrun.rundir.attempt import read_attempt
 from clusterrun.rundir.paths import RunPaths
@@ -159,8 +159,6 @@ def _border(file: BinaryIO, size: int, attempt: int) -> tuple[int, int]:
 
 
 # Where the start of an attempt spent its time, by the events of its first node
-
-STAGED_AT: Final = "CLUSTERRUN_STAGED_AT"  # epoch seconds, in the environment of agents
 
 
 class Phase(str, Enum):

@@ -26,6 +26,7 @@ _CPU_COUNT = r"(^|\bcpu=)(\d+)"
 _OF_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 STORE_PORT = "CLUSTERRUN_STORE_PORT"  # the launcher's, unchanged if a script sets MASTER_PORT
 PIPE = "CLUSTERRUN_GIVEN_FD"  # which env.sh has opened
+STAGED_AT = "CLUSTERRUN_STAGED_AT"  # epoch seconds, in the environment of agents
 _NOT_NOTED = r"(_|PWD|OLDPWD|SHLVL)\Z|.*(KEY|TOKEN|SECRET|PASS)"
 
 

@@ -23,8 +23,9 @@ from clusterrun.estimates.speed import segments
 from clusterrun.estimates.steps import smaller_passes
 from clusterrun.launch.inputs import batch_of, with_number
 from clusterrun.launch.plan import Plan
-from clusterrun.rundir.outcome import Cause, Outcome, ShortVerdict, VerdictRule, hints_of
+from clusterrun.rundir.outcome import Outcome, ShortVerdict, VerdictRule, hints_of
 from clusterrun.rundir.reading import read_plan
+from clusterrun.rundir.requests import Cause
 from clusterrun.shared import checkpoint_files
 from clusterrun.shared.checkpoint_files import ANY, Checkpoint, IncompleteError
 from clusterrun.shared.durations import clock, format_seconds

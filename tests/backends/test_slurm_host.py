@@ -17,7 +17,7 @@ from clusterrun.backends.slurm.host import SlurmHost
 from clusterrun.errors import SchedulerUnreachableError
 from clusterrun.rundir import create, record
 from clusterrun.rundir.attempt import take_attempt
-from clusterrun.rundir.outcome import write_end
+from clusterrun.rundir.end import write_end
 from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.shared import shell
 from clusterrun.shared.state import JobState

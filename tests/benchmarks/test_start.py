@@ -15,7 +15,7 @@ from benchmarks.chaos.figures import row
 from benchmarks.chaos.long import Long
 from benchmarks.start import back, front, scale, steady, world
 from benchmarks.start.turns import compared, in_turns, parts, rotated
-from clusterrun.rundir.outcome import write_end
+from clusterrun.rundir.end import write_end
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared.state import JobState
 from tests.chaos.faults import FAULTS

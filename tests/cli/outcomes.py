@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from clusterrun.rundir.outcome import Cause, Outcome
+from clusterrun.rundir.outcome import Outcome
+from clusterrun.rundir.requests import Cause
 from clusterrun.shared import checkpoint_files
 from clusterrun.shared.checkpoint_files import Checkpoint
 

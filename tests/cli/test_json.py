@@ -17,7 +17,8 @@ from clusterrun.cli import diagnose
 from clusterrun.diagnosis.collectives import DEFAULT_GROUP, Call, Stuck, StuckKind
 from clusterrun.node.watch.hangs import RankPlace
 from clusterrun.rundir.events import Phase
-from clusterrun.rundir.outcome import Cause, Next
+from clusterrun.rundir.outcome import Next
+from clusterrun.rundir.requests import Cause
 from clusterrun.verbs.hangs import Hang
 from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import checkpoint, outcome

@@ -22,7 +22,7 @@ from clusterrun.cli.main import main
 from clusterrun.config.choices import Cluster
 from clusterrun.rundir import record as records
 from clusterrun.rundir.attempt import amend_attempt
-from clusterrun.rundir.outcome import write_end
+from clusterrun.rundir.end import write_end
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.state import JobState

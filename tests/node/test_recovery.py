@@ -20,7 +20,8 @@ from clusterrun.node.recovery.rules import (
     Ground,
     decide,
 )
-from clusterrun.rundir.outcome import Cause, Next, Outcome, Reason
+from clusterrun.rundir.outcome import Next, Outcome
+from clusterrun.rundir.requests import Cause, Reason
 from tests.launch.samples import here, on_slurm
 
 NODES = ("n1", "n2")

@@ -19,7 +19,7 @@ from clusterrun.errors import ClusterrunError, JobNotFoundError, SubmissionError
 from clusterrun.launch.plan import Plan
 from clusterrun.node.base.processes import stat_fields
 from clusterrun.rundir import reading
-from clusterrun.rundir.outcome import read_end
+from clusterrun.rundir.end import read_end
 from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.rundir.record import link_target, state_dir
 from clusterrun.shared import files, shell

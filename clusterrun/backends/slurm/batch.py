@@ -22,7 +22,7 @@ def main(argv: Sequence[str]) -> int:
     from clusterrun.node.base.stderr import print_trouble
     from clusterrun.node.conductor.agents import Agents
     from clusterrun.node.conductor.conductor import Conductor
-    from clusterrun.rundir.outcome import write_end
+    from clusterrun.rundir.end import write_end
     from clusterrun.rundir.paths import RunPaths
     from clusterrun.rundir.reading import read_plan
     from clusterrun.shared.state import JobState

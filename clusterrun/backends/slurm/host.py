@@ -17,7 +17,7 @@ from clusterrun.errors import ClusterrunError, SchedulerUnreachableError
 from clusterrun.launch.plan import Plan
 from clusterrun.node.base.stderr import say_on_stderr
 from clusterrun.node.conductor.host import Host
-from clusterrun.rundir.outcome import read_end
+from clusterrun.rundir.end import read_end
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared import files, shell
 from clusterrun.shared.own_modules import module_argv

@@ -29,10 +29,10 @@ from clusterrun.errors import ClusterrunError, NodeExit, describe
 from clusterrun.health.paths import LOCAL, file_system
 from clusterrun.launch.plan import Plan
 from clusterrun.node.base.stderr import say_on_stderr
-from clusterrun.rundir.events import STAGED_AT
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.reading import read_plan
 from clusterrun.shared import assets, files, shell
+from clusterrun.shared.given import STAGED_AT
 from clusterrun.shared.locks import locked
 from clusterrun.shared.wording import count
 

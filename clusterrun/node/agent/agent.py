@@ -28,9 +28,9 @@ from clusterrun.node.watch.notes import NodeNotes
 from clusterrun.node.watch.preflight import NodeChecks, check_descriptors, node_report
 from clusterrun.node.watch.ranks import Ranks
 from clusterrun.node.watch.usage import Sampler
-from clusterrun.rundir.events import STAGED_AT
 from clusterrun.shared.control_page import ControlPage
 from clusterrun.shared.files import size_of
+from clusterrun.shared.given import STAGED_AT
 from clusterrun.shared.hostlist import fold_hostlist
 
 TICK_S = 0.1

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from clusterrun.errors import NodeExit as NodeExit
 from clusterrun.errors import shortened
-from clusterrun.rundir.outcome import Cause as Cause
-from clusterrun.rundir.outcome import Reason
+from clusterrun.rundir.requests import Cause as Cause
+from clusterrun.rundir.requests import Reason
 
 
 class NodeError(Exception):

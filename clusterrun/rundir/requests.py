@@ -1,0 +1,96 @@
+"""Why an attempt ends, and the requests in its directory that clusterrun answers.
+
+The file `request` interrupts the attempt: it has one word. A file `look-<id>.fr` asks where the
+ranks are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from enum import Enum
+from pathlib import Path
+
+from clusterrun.shared import files
+
+
+class Cause(str, Enum):
+    """The kind of a failure, or of another end."""
+
+    EXCEPTION = "exception"
+    EXIT = "exit"
+    SIGNAL = "signal"
+    WORLD = "world"
+    WORLD_ELSEWHERE = "world_elsewhere"  # broken on a different node than the one that noticed
+    ENGINE = "engine"  # the ranks would train with a different engine than requested
+    LAUNCHER = "launcher"
+    NODE_LOST = "node_lost"
+    VANISHED = "vanished"  # no agent could write an outcome: the batch host was lost
+    NODE_UNFIT = "node_unfit"
+    PREFLIGHT = "preflight"  # a check of a node failed, and the launch waits for no such node
+    RENDEZVOUS = "rendezvous"
+    CANCELLED = "cancelled"
+    HUNG = "hung"
+    HALTED = "halted"  # hung without running: stopped, or blocked in the kernel
+    INTERRUPTED = "interrupted"  # the ranks were to save and exit
+    COMPLETED = "completed"
+
+    @property
+    def is_failure(self) -> bool:
+        """Return whether something went wrong."""
+        return self not in (Cause.COMPLETED, Cause.INTERRUPTED, Cause.CANCELLED)
+
+
+class Reason(str, Enum):
+    """Why an attempt is interrupted: the word in its `request`."""
+
+    END = "end"
+    CANCEL = "cancel"
+    TIME_LIMIT = "time-limit"
+    PREEMPT = "preempt"
+    SIGNAL = "signal"  # the warning signal of the time limit, when the limit is not near
+
+    @property
+    def text(self) -> str:
+        """The reason for people."""
+        return _TEXTS[self]
+
+
+_TEXTS = {
+    Reason.END: "cancelled",
+    Reason.CANCEL: "cancelled, after a checkpoint",
+    Reason.TIME_LIMIT: "the time limit",
+    Reason.PREEMPT: "preempted",
+    Reason.SIGNAL: "asked to save and exit by SIGUSR2",
+}
+
+
+def read_request(path: Path) -> Reason | None:
+    """Return why an attempt is to be interrupted; None if there is no request."""
+    try:
+        return Reason(files.read_whole(path).decode("ascii").strip())
+    except (OSError, ValueError):
+        return None
+
+
+def write_request(path: Path, reason: Reason) -> None:
+    """Request an interruption; the first request is kept, but END replaces any other."""
+    write = files.write_whole if reason is Reason.END else files.create
+    with contextlib.suppress(OSError):  # FileExistsError: another request was first
+        write(path, f"{reason.value}\n")
+
+
+def request_look(directory: Path) -> Path:
+    """Request a look at the ranks; return the request's path. Raises OSError."""
+    (path := directory / f"look-{secrets.token_hex(4)}.fr").touch(mode=0o600)
+    return path
+
+
+def requests(directory: Path) -> list[Path]:
+    """List the requests in an attempt's directory."""
+    return sorted(directory.glob("look-*.fr"))
+
+
+def answer_path(request: Path) -> Path:
+    """Return where a request is answered."""
+    return request.with_suffix(".json")
