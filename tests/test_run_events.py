@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from clusterrun.advice.question import Measured, measure
 from clusterrun.rundir import usage
-from clusterrun.rundir.events import Event, EventType, parse, read, read_ends
+from clusterrun.rundir.events import LAST_BYTES, Event, EventType, parse, read, read_ends
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.usage import Alert, AlertKind, GpuSample, Sample, to_line
 from clusterrun.shared import checkpoint_files
@@ -36,12 +36,13 @@ def test_what_is_no_event_is_none(change: dict[str, Any]) -> None:
 
 def test_damaged_lines_are_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "n1.jsonl"
-    line = json.dumps(STEP).encode()
-    path.write_bytes(b"\n".join((line, b'{"type": "step"', b"\xff", b"[" * 9999, line, b'{"ty')))
+    line, other = (json.dumps({**STEP, "type": name}).encode() for name in ("step", "unsaved"))
+    damaged = (b'{"type": "step"', b"\xff", b"[" * 9999)
+    path.write_bytes(b"\n".join((line, *damaged, other, line, b'{"ty')))
     assert [event.step for event in read(path, (EventType.STEP,))] == [7, 7]
     assert list(read(path, (EventType.PEAKS,))) == []
     assert list(read(tmp_path / "missing", (EventType.STEP,))) == []
-    assert [event.step for event in read_ends(path, 2)] == [7, 7]
+    assert [event.step for event in read_ends(path, 2)] == [7, 7, 7]
     assert list(read_ends(path, 1)) == []
 
 
@@ -50,9 +51,12 @@ def test_what_an_attempt_wrote_last_is_found_before_a_later_attempt(tmp_path: Pa
     rows = [{**row, "attempt": n} for n in (1, 2, 3) for row in (*[STEP] * 9000, note)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     for attempt in (1, 2, 3):
-        first, *_, last = read_ends(path, attempt)
+        first, *rest, last = read_ends(path, attempt)
         assert (first.type, last.note) == (EventType.STEP, note["note"])
+        assert len(rest) > 0.9 * LAST_BYTES / len(json.dumps(STEP))
     assert list(read_ends(tmp_path / "none", 1)) == []
+    path.write_text(json.dumps({**rows[0], "reason": "x" * 100_000}) + "\n" + json.dumps(STEP))
+    assert len(list(read_ends(path, 1))) == 1
 
 
 GPU = GpuSample(index=0, memory_bytes=1 << 36, activity=5.5)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -103,7 +103,7 @@ def parse(line: bytes) -> Event | None:
     return Event(at=at, type=kind, attempt=attempt, node=str(data.get("node", "")), **kept)
 
 
-def read(path: Path, types: Iterable[EventType]) -> Iterator[Event]:
+def read(path: Path, types: Collection[EventType]) -> Iterator[Event]:
     """Yield the events of some types in file order; nothing if the file can't be read.
 
     Skip other lines without parsing: a month-long run reports millions of steps.
@@ -111,7 +111,8 @@ def read(path: Path, types: Iterable[EventType]) -> Iterator[Event]:
     names = tuple(f'"{kind.value}"'.encode() for kind in types)
     with contextlib.suppress(OSError), open_regular(path) as lines:
         for line in lines:
-            if any(name in line for name in names) and (event := parse(line)):
+            event = parse(line) if any(name in line for name in names) else None
+            if event is not None and event.type in types:  # others have a field "step", too
                 yield event
 
 
@@ -127,7 +128,7 @@ def read_ends(path: Path, attempt: int) -> Iterator[Event]:
             if end - start > FIRST_BYTES + LAST_BYTES:
                 first = file.read(FIRST_BYTES).rpartition(b"\n")[0]
                 file.seek(end - LAST_BYTES)
-            last = file.read(end - file.tell())
+            last = file.read(end - file.tell()) + file.readline()  # `end` may be within a line
     except OSError:
         return
     for line in first.split(b"\n"):  # none if the attempt is small
@@ -143,10 +144,10 @@ def read_ends(path: Path, attempt: int) -> Iterator[Event]:
 def _border(file: BinaryIO, size: int, attempt: int) -> tuple[int, int]:
     """Return two offsets between which the first line of an attempt begins, by bisection.
 
-    A file contains the attempts in order. Stop at a small rest: a scan is as quick.
+    A file contains the attempts in order. Stop when they are close, compared with LAST_BYTES.
     """
     low, high = 0, size
-    while attempt > 1 and high - low > LAST_BYTES:
+    while attempt > 1 and high - low > LAST_BYTES // 16:
         middle = (low + high) // 2
         file.seek(middle)
         file.readline()  # `middle` may be within a line
