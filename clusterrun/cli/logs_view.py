@@ -139,11 +139,12 @@ def _query(record: JobRecord, streams: frozenset[Stream] | None, wanted: dict[st
         raise UsageError("--rank and --all-ranks cannot be combined", hint="keep one of them")
     if streams is None and wanted["errors"]:
         raise UsageError(f"--errors and --stream {BATCH} cannot be combined", hint="keep one")
-    ranks = wanted["ranks"] and parse_ranks(
-        wanted["ranks"], record.world_size, of=f"{title_of(record)} has ranks"
-    )
-    chosen = (ranks, wanted["nodes"], wanted["streams"])
-    has_choice = wanted["all_ranks"] or wanted["errors"] or any(each is not None for each in chosen)
+    ranks = None
+    if wanted["ranks"] is not None:
+        of = f"{title_of(record)} has ranks"
+        ranks = parse_ranks(wanted["ranks"], record.world_size, of=of)
+    given = any(each is not None for each in (ranks, wanted["nodes"], wanted["streams"]))
+    has_choice = wanted["all_ranks"] or wanted["errors"] or given
     since_us, until_us = (
         _moment(f"--{name}", wanted[name], record=record, batch=streams is None)
         for name in ("since", "until")

@@ -105,6 +105,7 @@ MISTAKES = (
     (["--node", "n7"], "no log of n7\n  hint: choose from n[1-2]\n"),
     (["--rank", "16"], "rank 16 does not exist; job L1 has ranks 0-15\n"),
     (["--rank", "x"], "'x' is not a rank\n"),
+    (["--rank", ""], "'' is not a rank\n"),
     (["--rank", "0", "-a"], "--rank and --all-ranks cannot be combined\n"),
     (["--node", "n[1-"], "bad host list 'n[1-': '[' is unmatched at position 2\n"),
     (["-n", "-3"], "'-3' is not a number of lines\n"),
