@@ -207,19 +207,22 @@ def check_batch_numbers(args: Sequence[str], text: str, where: str, ranks: int) 
     """
     config: dict[str, Any] = json.loads(text or "{}")
     numbers: dict[str, int] = {key: config[key] for key in _BATCH if type(config.get(key)) is int}
-    total = numbers.pop("train_batch_size", None)
     divides_model = any(map(config.get, _MODEL_PARALLEL)) or any(
         word.startswith("--") and "parallel" in word for word in args
     )
-    if total is None or divides_model:
+    if "train_batch_size" not in numbers or divides_model:
         return
-    # A number that is missing or "auto" is filled in later: then a multiple will do.
-    product, has_all = math.prod([ranks, *numbers.values()]), len(numbers) == len(_BATCH) - 1
+    hint = 'write "auto", or the number for these nodes and ranks'
+    for key, value in numbers.items():
+        if value < 1:
+            raise ConfigError(f"{key} must be above 0, not {value}", where=where, hint=hint)
+    total = numbers.pop("train_batch_size")
+    product = math.prod([ranks, *numbers.values()])
+    has_all = len(numbers) == len(_BATCH) - 1  # else the rest comes later: a multiple will do
     if total != product and (has_all or total % product):
         parts = [*(f"{value} ({key})" for key, value in numbers.items()), f"{ranks} ranks"]
         relation = "is not" if has_all else "is not a multiple of"
         message = f"train_batch_size {total} {relation} {' x '.join(parts)}"
-        hint = 'write "auto", or the number for these nodes and ranks'
         raise ConfigError(message, where=where, hint=hint)
 
 

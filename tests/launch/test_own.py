@@ -414,9 +414,11 @@ def test_batch_numbers_of_a_json_must_multiply() -> None:
 
     tensor = ("--tensor-model-parallel-size", "2", *TRAINER)
     wrong = [said(64, 4, 1), said(36, 4, None), said(8, None, 2), said(12, None, None)]
+    wrong += [said(8, None, None, gradient_accumulation_steps=0)]
     assert [text.split(" (")[0] for text in wrong] == [
         *("64 is not 4", "36 is not a multiple of 4", "8 is not a multiple of 2"),
         "12 is not a multiple of 8 ranks",
+        "ds.json: gradient_accumulation_steps must be above 0, not 0",
     ]
     right = [said(64, 4, 2), said(32, 4, None), said(16, "auto", 2), said(None, 3, 5)]
     assert {*right, said(16, 4, 1, args=tensor), said(4, 4, 1, sequence_parallel_size=8)} == {""}
