@@ -49,9 +49,9 @@ _SIDE_WORK: Final = re.compile(
     r"|building|compil|config\b|(?:from|max|save|log|logging|every|total|warm-?up) step)"
     rf"|{NINJA.pattern}"
 )
-_SCALE: Final = re.compile(r"\bloss scale: (?P<scale>[\d.]{1,40})")
+_SCALE: Final = re.compile(r"\bloss scale: (?P<scale>\d{1,40}(?:\.\d{0,40})?)")
 _NEW_SCALE: Final = re.compile(
-    r"\b(?:reducing|scale) to:? {0,20}(?P<scale>\d[\d.]{0,40}(?:e[-+]?\d{1,9})?)"
+    r"\b(?:reducing|scale) to:? {0,20}(?P<scale>\d{1,40}(?:\.\d{0,40})?(?:e[-+]?\d{1,9})?)"
 )
 _LEAST_SCALE: Final = 1.0  # a smaller loss scale helps no training
 _OVERFLOW: Final = re.compile(
@@ -154,7 +154,7 @@ class TrainingLog:
         self._overflow, self._overflow_at = text[found.end() :], self.steps
         self._is_skipping = True
         if new := _NEW_SCALE.search(text):
-            self._scale = float(new["scale"].rstrip("."))
+            self._scale = float(new["scale"])
 
     @property
     def _is_after_overflow(self) -> bool:

@@ -147,6 +147,8 @@ def test_numbers_that_are_not_finite() -> None:
         [*_steps(0, 9), "step 10 loss nan", "step 11 loss 2.0"],
         rows("0.0", "0.0"),
         megatron("nan", 2.0**32, 2.0**32),
+        # What other programs print where a number is expected.
+        [f"step 1 loss scale: {x} overflow, skip, scale to {x}" for x in ("...", "1.2.3")],
     )
     assert [log for log in (*lost, *fine) if read(log).is_nan is not (log in lost)] == []
 
