@@ -60,11 +60,9 @@ class Run:
         """Its newest complete checkpoint."""
         return checkpoint_files.newest(self.job.record.paths.checkpoints_dir, contents=False)[0]
 
-    def resume(
-        self, *options: str, args: Sequence[str] | None = None, from_scratch: bool = False
-    ) -> str:
+    def resume(self, *options: str, args: Sequence[str] | None = None) -> str:
         """Return the command that resumes it with changes; "" if it would show a secret."""
-        start = ("--from", "scratch") if from_scratch or self.checkpoint is None else ()
+        start = ("--from", "scratch") if self.checkpoint is None else ()
         after = () if args is None else ("--", *args)
         name = self.job.record.job_id or self.job.record.run_dir
         text = shlex.join(["clusterrun", "resume", name, *start, *options, *after])
@@ -234,7 +232,7 @@ def _accepted_arguments(run: Run) -> list[Advice]:
     """Return how to correct arguments that the script refused."""
     if not _REFUSED.search(run.verdict.text):
         return []
-    command = run.resume(from_scratch=True, args=("ARGS",))
+    command = run.resume(args=("ARGS",))
     return [Advice(text="pass arguments that the script accepts", run=command)]
 
 

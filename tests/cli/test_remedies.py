@@ -143,7 +143,7 @@ RAISED = 'Traceback (most recent call last):\n  File "train.py", line 5, in f\n'
             RAISED + "ValueError: bad sample",
             "line above, then start the run again: clusterrun resume 4711{}",
         ),
-        (RAISED + UNUSED, "script accepts: clusterrun resume 4711 --from scratch -- ARGS"),
+        (RAISED + UNUSED, "script accepts: clusterrun resume 4711{} -- ARGS"),
         ("op.preamble.length <= op.nbytes. 12 vs 4", "resume 4711{} --env TORCH_DISTRIBUTED_DEBUG"),
         (
             "_pickle.UnpicklingError: pickle data was truncated",
