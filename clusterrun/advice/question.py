@@ -437,8 +437,8 @@ def _free_bytes(resolved: Resolved) -> int | None:
     is_shared = all(cluster.scheduler.shares_files for cluster in clusters)
     if spec.save_every is None or not (is_shared or _runs_here(spec)):
         return None
-    place = next(place for place in (path, *path.parents) if place.exists())
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # a directory may be another user's
+        place = next(place for place in (path, *path.parents) if place.exists())  # at least /
         return shutil.disk_usage(place).free
     return None
 

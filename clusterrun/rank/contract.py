@@ -182,7 +182,7 @@ class Contract:
 def _group_size() -> int:
     """Return the size of the process group of this process; 0 if it has none."""
     distributed: Any = sys.modules.get("torch.distributed")
-    is_there = distributed is not None and distributed.is_initialized()
+    is_there = hasattr(distributed, "is_initialized") and distributed.is_initialized()
     return int(distributed.get_world_size()) if is_there else 0
 
 

@@ -72,7 +72,7 @@ class RankEnd:
         if os.getpid() != self._pid:
             return
         distributed: Any = sys.modules.get("torch.distributed")
-        is_joined = distributed is not None and distributed.is_initialized()
+        is_joined = hasattr(distributed, "is_initialized") and distributed.is_initialized()
         runtime.emit("peaks", **_peaks())
         if self._code and is_joined:
             self._exit_at_once()
