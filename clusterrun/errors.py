@@ -90,7 +90,7 @@ class JobNotFoundError(ClusterrunError):
 
 
 class ElsewhereError(ClusterrunError):
-    """The run directory is on another host; the command line runs its command there.
+    """The run directory is on another host; the command line runs its command there, with `python`.
 
     `runs` are the run directories there, by the words that name them here ("" for none). The
     command there finds them in `VARIABLE`, as JSON.

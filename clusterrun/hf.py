@@ -55,29 +55,29 @@ class CheckpointCallback(TrainerCallback):  # type: ignore[misc]  # transformers
         """Refuse settings that prevent a resume, and a resume with a different effective batch."""
         del control
         if args.save_only_model:
-            text = "save_only_model=True saves no optimizer, schedule or random numbers"
-            raise ClusterrunError(f"{text} for a resume: turn it off, or remove CheckpointCallback")
-        here, world_size = joined_world()
+            text = "save_only_model=True leaves out optimizer, scheduler and random states"
+            raise ClusterrunError(f"{text}: turn it off, or remove CheckpointCallback")
+        rank, world_size = joined_world()
         limit = args.save_total_limit
-        if here == 0 and (limit == 1 or (limit == 2 and args.metric_for_best_model)):
+        if rank == 0 and (limit == 1 or (limit == 2 and args.metric_for_best_model)):
             text = "the Trainer may remove the last complete checkpoint before it has saved another"
             say(f"save_total_limit={limit}: {text}; set it to 3 or more")
         if os.environ.get(APART) and not args.save_on_each_node:
             args.save_on_each_node = True  # else other nodes than the first never remove old ones
-            if here == 0:
-                say("save_on_each_node=True: the nodes share no directory")
-        found = None
-        with contextlib.suppress(IncompleteError):  # at step 0, or if another program saved it
-            if here == 0:
-                found, _ = checkpoint_files.read_marker(_checkpoint(args, state))
-        if found := broadcast(found):
+            if rank == 0:
+                say("sets save_on_each_node=True: the nodes share no directory")
+        saved = None  # no checkpoint at step 0, and no marker if another program saved it
+        with contextlib.suppress(IncompleteError):
+            if rank == 0:
+                saved, _ = checkpoint_files.read_marker(_checkpoint_path(args, state))
+        if saved := broadcast(saved):
             _refuse_batch_of_checkpoint(args, state, kwargs.get("train_dataloader"))
             settings = batch_settings(args, world_size)
-            if words := found.difference(None, settings, override=self._override):
+            if difference := saved.difference(None, settings, override=self._override):
                 accept = 'accept it with CheckpointCallback(override=["effective_batch"])'
                 ways = f"keep batch size x accumulation x ranks, or {accept}"
-                raise ClusterrunError(f"can't resume from {found.path}: {words} ({ways})")
-            self._overrides = overridden(found, settings, self._override)
+                raise ClusterrunError(f"can't resume from {saved.path}: {difference} ({ways})")
+            self._overrides = overridden(saved, settings, self._override)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Save if the job asks; the callback that each Trainer has in a run reports the step."""
@@ -86,8 +86,8 @@ class CheckpointCallback(TrainerCallback):  # type: ignore[misc]  # transformers
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Mark the checkpoint once all ranks have written their files; stop if asked to."""
-        path = _checkpoint(args, state)
-        here, world_size = joined_world()
+        path = _checkpoint_path(args, state)
+        rank, world_size = joined_world()
         gathered(None)  # waits until all ranks have written
         sharing = Sharing.of_this_rank()
         parts, problem = settled_together(path, sharing)
@@ -96,11 +96,11 @@ class CheckpointCallback(TrainerCallback):  # type: ignore[misc]  # transformers
         if not is_superseded():
             problem = problem or agreed_problem(publish if sharing.is_first else None)
             if problem and sharing.nodes and sharing.is_first:
-                (path / MARKER).unlink(missing_ok=True)  # on all nodes or none
+                (path / MARKER).unlink(missing_ok=True)  # complete on all nodes, or on none
             if not problem:
                 runtime.checkpoint(path, state.global_step)
-            elif here == 0:
-                say_unsaved(state.global_step, f"{path.name} could not be marked: {problem}")
+            elif rank == 0:
+                say_unsaved(state.global_step, f"cannot mark {path.name} as complete: {problem}")
         # Only after the save: the Trainer would store the flag, and stop again when it resumes.
         if runtime.should_stop():
             control.should_training_stop = True
@@ -111,18 +111,18 @@ class CheckpointCallback(TrainerCallback):  # type: ignore[misc]  # transformers
             control.should_save = control.should_evaluate = False
 
 
-def _checkpoint(args: Any, state: Any) -> Path:
+def _checkpoint_path(args: Any, state: Any) -> Path:
     return Path(args.output_dir, f"checkpoint-{state.global_step}")
 
 
 def _refuse_batch_of_checkpoint(args: Any, state: Any, loader: Any) -> None:
     """Refuse a Trainer that uses the checkpoint's batch size instead of its argument.
 
-    transformers 4 does so silently; with another accumulation, the effective batch changes.
+    transformers 4 does so silently. With other accumulation steps, the effective batch changes.
     """
     own = args.train_batch_size
     used = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
-    if own != used == state.train_batch_size and not args.auto_find_batch_size:
+    if used != own and used == state.train_batch_size and not args.auto_find_batch_size:
         text = f"this version of transformers resumes with the checkpoint's batch size, {used}"
         raise ClusterrunError(f"{text}, not {own}: use a newer version, or keep {used}")
 

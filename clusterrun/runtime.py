@@ -98,29 +98,29 @@ def checkpoint_dir() -> Path | None:
 
 def step(step: int, total: int | None = None, **metrics: Any) -> None:
     """Report a completed step; rank 0 writes at most one event per second, and always the last."""
-    if _reports():
+    if _is_reporter():
         _steps.report(step, total, metrics, is_own=True)
 
 
 def follow_trainer(step: int, total: int | None = None, **metrics: Any) -> None:
     """Report a step like `step`, for the callbacks that each trainer gets in a run."""
-    if _reports():
+    if _is_reporter():
         _steps.report(step, total, metrics, is_own=False)
 
 
 def alive() -> None:
     """Report progress within a step, such as an evaluation; at most one event a second."""
-    if _reports():
+    if _is_reporter():
         _steps.alive()
 
 
-def _reports() -> bool:
+def _is_reporter() -> bool:
     return "CLUSTERRUN_SPOOL" in os.environ and rank() == 0
 
 
 def checkpoint(path: str | os.PathLike[str], step: int) -> None:
     """Report that a checkpoint is complete on disk; rank 0 writes the event."""
-    if _reports():
+    if _is_reporter():
         emit("checkpoint", path=os.path.abspath(os.fspath(path)), step=number(step))
 
 
@@ -146,13 +146,13 @@ class _CallCounter:
     """Counts the calls of this rank up to the one at which all ranks save and stop."""
 
     def __init__(self) -> None:
-        if _reports():
-            emit("asks")
+        if _is_reporter():
+            emit("asks")  # the script asks when to save
         self._pid = os.getpid()
         # A launcher of a single process sets no LOCAL_RANK.
         text = os.environ.get("LOCAL_RANK", "0")
-        self._rank = int(text) if text.isdigit() else 0
-        self._page = control_page(self._rank) if text.isdigit() else None
+        self._local_rank = int(text) if text.isdigit() else 0
+        self._page = control_page(self._local_rank) if text.isdigit() else None
         self._calls = 0
         self._dealt_with = 0  # the newest request that this rank has waited for
         self._save_at = 0
@@ -165,10 +165,11 @@ class _CallCounter:
         self._calls += 1
         if self._calls == 1:
             self._leave_sigterm_to_agent(self._page)
-        self._page.count(self._rank, self._calls)
-        held = self._page.held
-        if held > self._dealt_with:
-            self._await_decision(self._page, held)
+        self._page.count(self._local_rank, self._calls)
+        request = self._page.newest_request
+        if request > self._dealt_with:
+            self._dealt_with = request
+            self._save_at = self._await_save_point(self._page, request) or self._save_at
         if self._calls != self._save_at:
             return False
         self._is_reached = True
@@ -177,7 +178,7 @@ class _CallCounter:
     def should_stop(self) -> bool:
         """Return whether the save point was reached; if so, tell the agent that the rank stops."""
         if self._is_reached and self._page is not None and os.getpid() == self._pid:
-            self._page.stopping(self._rank)
+            self._page.stopping(self._local_rank)
         return self._is_reached
 
     def _leave_sigterm_to_agent(self, page: ControlPage) -> None:
@@ -191,20 +192,18 @@ class _CallCounter:
             signal.signal(signal.SIGTERM, _nothing)
             signal.siginterrupt(signal.SIGTERM, False)  # no EINTR in the script's C libraries
             os.register_at_fork(after_in_child=_restore_sigterm)
-            page.set_does_not_save_on(self._rank)
+            page.set_does_not_save_on(self._local_rank)  # SIGTERM: the agent acts
 
-    def _await_decision(self, page: ControlPage, held: int) -> None:
-        """Wait until the agents have chosen the call, up to a limit: an agent may be dead."""
-        self._dealt_with = held
+    def _await_save_point(self, page: ControlPage, request: int) -> int:
+        """Return the call that the agents choose; 0 for none, or after a limit: one may be dead."""
         deadline = time.monotonic() + DECISION_TIMEOUT_S
-        while (decided := page.save_point).request < held:
+        while (decided := page.save_point).request < request:
             if time.monotonic() > deadline:
                 waited = f"no save point was chosen within {DECISION_TIMEOUT_S:.0f} s"
                 say(f"{waited}; training continues")
-                return
+                return 0
             time.sleep(0.001)
-        if decided.at:
-            self._save_at = decided.at
+        return decided.at
 
 
 _save_point = functools.cache(_CallCounter)
@@ -231,7 +230,7 @@ def control_page(local_rank: int) -> ControlPage | None:
 
 def report_end() -> None:
     """Report the losses of a rank that exits normally, if its script reported any."""
-    if _steps.losses.count and _reports():
+    if _steps.losses.count and _is_reporter():
         emit("losses", **_steps.losses.summary())
 
 
@@ -239,31 +238,31 @@ class _Steps:
     """Writes a step a second, and the last; those of a trainer until the script reports its own."""
 
     def __init__(self) -> None:
-        self._next = self._next_alive = 0.0
+        self._next_at = self._next_alive_at = 0.0
         self._has_own = False
         self.losses = LossWatch()
         self._held: tuple[Any, Any, dict[str, Any], float] | None = None  # written at exit
 
     def alive(self) -> None:
         now = time.monotonic()
-        if now >= self._next_alive:
-            self._next_alive = now + STEP_INTERVAL_S
+        if now >= self._next_alive_at:
+            self._next_alive_at = now + STEP_INTERVAL_S
             emit("alive")
 
     def report(self, step: Any, total: Any, metrics: dict[str, Any], *, is_own: bool) -> None:
         """Write the step if the last one is a second old or it is the final one, else hold it."""
         self._has_own |= is_own
         if self._has_own and not is_own:
-            self.alive()
+            self.alive()  # a trainer's step only shows progress beside the script's own
             return
         self.losses.see(metrics)
         now = time.monotonic()
-        if now < self._next and step != total:
+        if now < self._next_at and step != total:
             if self._held is None:
                 atexit.register(self.flush)
             self._held = (step, total, metrics, time.time())
             return
-        self._next = now + STEP_INTERVAL_S
+        self._next_at = now + STEP_INTERVAL_S
         self._write(step, total, metrics, time.time())
 
     def flush(self) -> None:

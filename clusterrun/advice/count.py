@@ -26,8 +26,8 @@ HEAD_NORM = re.compile(r"\.[qk]_(layer)?norm\.")
 
 
 def main() -> None:
-    """Print the numbers, or what is missing or wrong."""
-    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    """Limit this process's memory; print the numbers, or what is missing or wrong, as JSON."""
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]  # only root may raise it
     most = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(hard, MEMORY_BYTES)
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     try:
@@ -52,17 +52,14 @@ def counted(values: Mapping[str, Any], transformers: Any) -> dict[str, Any]:
     config = transformers.CONFIG_MAPPING[family].from_dict(
         {key: each for key, each in values.items() if key not in LOADING}
     )
-    model, text = _built(_class(config, transformers), config), config.get_text_config()
-    # The shape is that of the language model; an image encoder beside it only has parameters.
-    language = model if text is config else _built(transformers.AutoModel, text)
-    params, shape = _size(model.parameters()), _shape(text, language)
-    idle = shape.pop("idle")
-    return {
-        **shape,
-        "params": params,
-        "active_params": params - idle if idle else 0,
-        "largest_layer": max(_size(each.parameters(recurse=False)) for each in model.modules()),
-    }
+    model, text_config = _build(_class(config, transformers), config), config.get_text_config()
+    # The shape is that of the language model; of an image encoder only the parameters count.
+    language = model if text_config is config else _build(transformers.AutoModel, text_config)
+    params, shape = _size(model.parameters()), _shape(text_config, language)
+    idle = shape.pop("idle")  # parameters of experts that a token does not use
+    active = params - idle if idle else 0
+    largest = max(_size(module.parameters(recurse=False)) for module in model.modules())
+    return {**shape, "params": params, "active_params": active, "largest_layer": largest}
 
 
 def _class(config: Any, transformers: Any) -> Any:
@@ -75,16 +72,18 @@ def _class(config: Any, transformers: Any) -> Any:
     return next(found, transformers.AutoModel)
 
 
-def _built(kind: Any, config: Any) -> Any:
+def _build(model_class: Any, config: Any) -> Any:
+    """Build a model on the meta device: its parameters have a size and no memory."""
     import torch
 
     with torch.device("meta"):
-        if hasattr(kind, "from_config"):  # only Auto classes have it
-            return kind.from_config(config, trust_remote_code=False)
-        return kind(config)
+        if hasattr(model_class, "from_config"):  # only Auto classes have it
+            return model_class.from_config(config, trust_remote_code=False)
+        return model_class(config)
 
 
 def _shape(config: Any, model: Any) -> dict[str, Any]:
+    """Return the fields of `Model` about the shape, and `idle`, from config and parameters."""
     blocks = list(_blocks(config, model))
     named = [(f".{name}", each) for block in blocks for name, each in block.named_parameters()]
     names = " ".join(name for name, _ in named)
@@ -112,7 +111,7 @@ def _shape(config: Any, model: Any) -> dict[str, Any]:
 
 
 def _blocks(config: Any, model: Any) -> Iterator[Any]:
-    """Yield the blocks: what is in the outermost lists that are as long as the config says."""
+    """Yield the blocks: what is in the outermost lists as long as the config's layer counts."""
     lengths = [each for key, each in config.to_dict().items() if "layer" in key]
     for child in model.children():
         if type(child).__name__ != "ModuleList":
@@ -133,16 +132,12 @@ def _attention(config: Any) -> dict[str, int]:
     if _number(config, "kv_lora_rank"):
         key_width = _number(config, "qk_nope_head_dim") + _number(config, "qk_rope_head_dim")
         kv_heads, width = heads, (key_width + _number(config, "v_head_dim")) // 2
-    return {
-        "hidden": _number(config, "hidden_size"),
-        "heads": heads,
-        "kv_heads": kv_heads,
-        "head_dim": width,
-    }
+    hidden = _number(config, "hidden_size")
+    return {"hidden": hidden, "heads": heads, "kv_heads": kv_heads, "head_dim": width}
 
 
 def _feed_forward(config: Any, routed: int) -> dict[str, int]:
-    """Return the width that a token uses, and how many of the `routed` parameters it does not."""
+    """Return the width that a token uses, and how many `routed` parameters it leaves idle."""
     dense = _number(config, "intermediate_size", "d_ff", "ffn_dim", "n_inner", "ffn_hidden_size")
     dense = dense or 4 * _number(config, "hidden_size")
     if not routed:
@@ -151,15 +146,11 @@ def _feed_forward(config: Any, routed: int) -> dict[str, int]:
     met = _number(config, "num_experts_per_tok", "num_experts_per_token")
     if not 0 < met <= experts:
         raise ValueError(f"a token cannot use {met} of {experts} experts")
-    each = _number(config, "moe_intermediate_size") or dense
+    width = _number(config, "moe_intermediate_size") or dense  # of one expert
     shared = _number(config, "shared_expert_intermediate_size", "shared_intermediate_size")
-    shared = shared or each * _number(config, "n_shared_experts")
-    return {
-        "ffn": met * each + shared,
-        "experts_met": met,
-        "expert_ffn": each,
-        "idle": routed * (experts - met) // experts,
-    }
+    shared = shared or width * _number(config, "n_shared_experts")
+    idle = routed * (experts - met) // experts
+    return {"ffn": met * width + shared, "experts_met": met, "expert_ffn": width, "idle": idle}
 
 
 def _number(config: Any, *names: str) -> int:

@@ -45,21 +45,21 @@ _LEAST_BYTES: Final = 1 << 30  # of memory: a bare 24 probably means GiB
 _MOST_CONFIG_BYTES: Final = 1 << 24
 
 
-def question_of(resolved: Resolved, *, is_open: bool = False, may_count: bool = True) -> Question:
+def question_of(resolved: Resolved, *, undecided: bool = False, may_count: bool = True) -> Question:
     """Collect the facts of a training from a configuration and this machine.
 
-    `is_open` leaves strategy, micro-batch and accumulation to be chosen. Without `may_count`, a
-    model whose parameters were never counted is unknown: counting takes seconds.
+    `undecided`: strategy, micro-batch and accumulation are still to be chosen. Without `may_count`,
+    a model whose parameters were never counted is unknown, because counting takes seconds.
     Raises UsageError if the model's size is unknown or the question makes no sense.
     """
     spec = resolved.spec
-    _refuse(spec, is_open=is_open)
+    _refuse(spec, undecided=undecided)
     gpu, is_cpu = _gpu(spec), _is_cpu(spec)
-    setup = _setup(spec, _model(resolved, may_count=may_count), gpu, is_open=is_open)
-    same = "max_steps lr base_batch lr_rule mfu step_time_s save_every keep keep_best network"
-    given = {name: value for name in same.split() if (value := getattr(spec, name))}
+    setup = _setup(spec, _model(resolved, may_count=may_count), gpu, undecided=undecided)
+    copied = "max_steps lr base_batch lr_rule mfu step_time_s save_every keep keep_best network"
+    given = {name: value for name in copied.split() if (value := getattr(spec, name))}
     within, between = spec.intra_node_bandwidth, spec.inter_node_bandwidth
-    host_bytes, cpus = _of_node(spec)
+    host_bytes, cpus = _memory_and_cpus(spec)
     measured = (x for x in stored_scaling(resolved) if x.is_of(setup, is_cpu=is_cpu))
     question = Question(
         **given,
@@ -80,32 +80,29 @@ def question_of(resolved: Resolved, *, is_open: bool = False, may_count: bool = 
         between_nodes=between * 1e9 if between else None,
         scaling=next(measured, None),
     )
-    if not is_open and (wrong := wrong_sizes(setup)):
+    if not undecided and (wrong := wrong_sizes(setup)):
         raise UsageError(wrong, hint="choose sizes that divide the heads and the tokens")
-    if not is_open and (wrong := mistake(question)):
+    if not undecided and (wrong := mistake(question)):
         raise UsageError(wrong, hint="lower --micro-batch, --accumulation or --nodes")
     return question
 
 
-def estimated(resolved: Resolved) -> tuple[int, tuple[str, ...]]:
-    """Return the memory of a node for a configuration that names a model, and why `plan` says no.
-
-    The memory is 0 if no estimate can be made.
-    """
+def host_bytes_and_warnings(resolved: Resolved) -> tuple[int, tuple[str, ...]]:
+    """Estimate a node's memory, and say what the training lacks; 0 and why if it is impossible."""
     try:
         answer = estimate(question_of(_submitted(resolved)))
     except UsageError as error:
         return 0, (f"no estimate was made: {error.message}",)
     needs = (answer.gpu_memory, answer.host_memory, answer.disk)
-    notes = [
+    warnings = [
         f"{what}: {need.total_bytes / GIB:,.1f} GiB estimated, "
         f"{need.capacity_bytes / GIB:,.1f} available; run clusterrun plan"
         for what, need in zip(("memory of a GPU", "memory of a node", "disk"), needs, strict=True)
         if need and need.capacity_bytes is not None and need.verdict is Fit.NO
     ]
     if answer.never_ends:
-        notes.append("the training is estimated to exceed its time limit, and it saves nothing")
-    return answer.host_memory.total_bytes, tuple(notes)
+        warnings.append("the training is estimated to exceed its time limit, and it saves nothing")
+    return answer.host_memory.total_bytes, tuple(warnings)
 
 
 def _submitted(resolved: Resolved) -> Resolved:
@@ -114,12 +111,12 @@ def _submitted(resolved: Resolved) -> Resolved:
     return resolved._replace(spec=dataclasses.replace(resolved.spec, cluster=cluster))
 
 
-def planned(resolved: Resolved, *, strategy: Strategy | None = None) -> Choice:
-    """Choose how to train: the fastest way that fits, or the fastest of one strategy.
+def fastest_choice(resolved: Resolved, *, strategy: Strategy | None = None) -> Choice:
+    """Choose how to train: the fastest setup that fits, under one strategy or any.
 
     Raises UsageError if too little is known, ClusterrunError if nothing fits.
     """
-    question = question_of(_submitted(resolved), is_open=True)
+    question = question_of(_submitted(resolved), undecided=True)
     choices = recommend(question, strategy=strategy)
     if not choices:
         text = f"no setup fits{f' under {strategy.value}' if strategy else ''} at any micro-batch"
@@ -127,7 +124,7 @@ def planned(resolved: Resolved, *, strategy: Strategy | None = None) -> Choice:
         raise ClusterrunError(text, hint=hint)
     if estimate(dataclasses.replace(question, setup=choices[0].setup)).never_ends:
         text = "the training takes longer than its time limit, and saves nothing"
-        hint = "set training.save_every to the steps between checkpoints, or raise --time"
+        hint = "set training.save_every to the number of steps between checkpoints, or raise --time"
         raise ClusterrunError(text, hint=hint)
     return choices[0]
 
@@ -138,15 +135,15 @@ def assumptions_of(resolved: Resolved) -> tuple[str, ...]:
     named = spec.gpu or spec.gpu_type
     text = gpus.assumption(named) if named and not spec.gpu_mem_bytes else ""
     is_bf16 = spec.mixed_precision is MixedPrecision.BF16 and not _is_cpu(spec)
-    return tuple(filter(None, (text, gpus.lacks_bf16(named) if is_bf16 else "")))
+    return tuple(filter(None, (text, gpus.bf16_note(named) if is_bf16 else "")))
 
 
-def _refuse(spec: JobSpec, *, is_open: bool) -> None:
-    """Refuse what can't be estimated or trained, and files of the user, which may set anything."""
+def _refuse(spec: JobSpec, *, undecided: bool) -> None:
+    """Refuse what can't be estimated or trained, also the user's files, which may set anything."""
     # The script's own DeepSpeed JSON decides the strategy, unless the options do.
-    json_decides = not is_open and not spec.strategy.is_deepspeed and named_json(spec.args)
+    json_decides = not undecided and not spec.strategy.is_deepspeed and named_json(spec.args)
     if spec.accelerate_config or spec.deepspeed_config or json_decides:
-        hint = "omit it, and describe the setup with --strategy, --nodes and --gpus-per-node"
+        hint = "leave it out, and describe the setup with --strategy, --nodes and --gpus-per-node"
         raise UsageError("plan cannot read your own accelerate or DeepSpeed file", hint=hint)
     for option, size in (("--gpu-mem", spec.gpu_mem_bytes), ("--host-mem", spec.host_mem_bytes)):
         if size is not None and size < _LEAST_BYTES:
@@ -159,7 +156,7 @@ def _refuse(spec: JobSpec, *, is_open: bool) -> None:
         device=Device.CPU if is_cpu else Device.CUDA,
     )
     check_sharing(world)
-    if not is_open:
+    if not undecided:
         check_strategy(spec.strategy, world, Interpreter())
         check_sizes(Parallel.of(spec), spec.strategy, nodes=world.nodes, world=world.size)
 
@@ -169,20 +166,21 @@ def _is_cpu(spec: JobSpec) -> bool:
     return spec.device is Device.CPU or (spec.device is Device.AUTO and spec.gpus_per_node == 0)
 
 
-def _setup(spec: JobSpec, model: Model, gpu: Gpu | None, *, is_open: bool) -> Setup:
-    """Describe the training; with `is_open`, an effective batch does not set the accumulation."""
+def _setup(spec: JobSpec, model: Model, gpu: Gpu | None, *, undecided: bool) -> Setup:
+    """Describe the training. Raises UsageError for settings that cannot be combined."""
     procs, nodes = spec.nproc_per_node or spec.gpus_per_node or 1, spec.nodes or 1
     micro_batch, parallel = spec.micro_batch or 1, Parallel.of(spec)
-    each_pass = micro_batch * parallel.data(nodes * procs)
-    same = ("nodes", "strategy", "micro_batch", "grad_ckpt", "optimizer", "lora")
-    given = {name: value for name in same if (value := getattr(spec, name))}
+    pass_samples = micro_batch * parallel.data(nodes * procs)
+    copied = ("nodes", "strategy", "micro_batch", "grad_ckpt", "optimizer", "lora")
+    given = {name: value for name in copied if (value := getattr(spec, name))}
     return Setup(
         **given,
         model=model,
         procs_per_node=procs,
         parallel=parallel,
         precision=_precision(spec, gpu, is_cpu=_is_cpu(spec)),
-        accumulation=(spec.accumulation or 1) if is_open else _accumulation(spec, each_pass),
+        # `undecided`: micro-batch and accumulation are chosen later, to reach the effective batch.
+        accumulation=(spec.accumulation or 1) if undecided else _accumulation(spec, pass_samples),
         seq_len=spec.seq_len or (0 if model.is_text else model.positions),
         load_in_4bit=_in_4bit(spec, model),
     )
@@ -195,24 +193,24 @@ def _in_4bit(spec: JobSpec, model: Model) -> bool:
     if not spec.lora:
         raise UsageError("4-bit weights can't be trained", hint="add adapters, such as --lora 16")
     if model.active_params:
-        text = "bitsandbytes can't quantize experts: transformers joins those of a block"
+        text = "bitsandbytes can't quantize experts: each block stores them in one tensor"
         raise UsageError(text, hint="leave out --load-in-4bit")
     return True
 
 
-def _accumulation(spec: JobSpec, each_pass: int) -> int:
-    """Return the passes of a step, of `each_pass` samples. Raises UsageError if they disagree."""
+def _accumulation(spec: JobSpec, per_pass: int) -> int:
+    """Return the passes of a step, of `per_pass` samples. Raises UsageError for a contradiction."""
     wanted, given = spec.effective_batch, spec.accumulation
     if wanted is None:
         return given or 1
-    passes, rest = divmod(wanted, each_pass)
+    passes, rest = divmod(wanted, per_pass)
     if rest:
-        near = max(1, round(wanted / each_pass)) * each_pass
-        text = f"an effective batch of {wanted} is not a multiple of {each_pass} samples per pass"
-        hint = f"use {near}, change --micro-batch, or let --recommend choose it"
+        nearest = max(1, round(wanted / per_pass)) * per_pass
+        text = f"an effective batch of {wanted} is not a multiple of {per_pass} samples per pass"
+        hint = f"use {nearest}, change --micro-batch, or let --recommend choose it"
         raise UsageError(text, hint=hint)
     if given not in (None, passes):
-        text = f"an effective batch of {wanted} is {passes} passes of {each_pass}, not {given}"
+        text = f"an effective batch of {wanted} needs --accumulation {passes}, not {given}"
         raise UsageError(text, hint="leave out --effective-batch or --accumulation")
     return passes
 
@@ -231,8 +229,8 @@ def _precision(spec: JobSpec, gpu: Gpu | None, *, is_cpu: bool) -> str:
 def _gpu(spec: JobSpec) -> Gpu | None:
     """Find the card, with its memory if given; None if no card is named.
 
-    Also None for an unknown type of Slurm, or an unknown card with --gpu-mem. Raises UsageError
-    for any other unknown card.
+    For an unknown card, return None if its name is Slurm's or --gpu-mem gives its memory; else
+    raise UsageError.
     """
     if spec.gpu is not None and spec.gpu_mem_bytes is None:
         return gpus.find(spec.gpu)
@@ -252,10 +250,10 @@ def _model(resolved: Resolved, *, may_count: bool) -> Model:
     spec = resolved.spec
     if spec.active_params is not None and spec.params is None:
         raise UsageError("--active-params needs --params", hint="pass all parameters as --params")
-    if spec.model is None or spec.params is not None or spec.hidden is not None:
+    if spec.model is None or spec.params is not None or spec.hidden is not None:  # numbers win
         return _by_numbers(spec)
     config = _local_config(resolved, spec.model)
-    if config is not None:
+    if config is not None:  # without `may_count`, only a cached count is used
         return counted(config, spec.model, resolved, may_count=may_count)
     known = models.find(spec.model)
     if known is None:
@@ -277,9 +275,9 @@ def _local_config(resolved: Resolved, name: str) -> Mapping[str, Any] | None:
     cache = Path(os.environ.get("HF_HUB_CACHE") or hub) / f"models--{name.replace('/', '--')}"
     try:
         given = [place / Path(name).expanduser() for place in (resolved.cwd, resolved.project_dir)]
+        local = [path for place in given for path in (place, place / "config.json")]
         cached = sorted(cache.glob("snapshots/*/config.json"), key=os.path.getmtime, reverse=True)
-        paths = (*(path for place in given for path in (place, place / "config.json")), *cached)
-        found = next((path for path in paths if path.is_file()), None)
+        found = next((path for path in (*local, *cached) if path.is_file()), None)
     except (OSError, ValueError, RuntimeError) as error:  # no such user, too long, too deep
         raise UsageError(f"cannot read the model '{name}'", cause=str(error)) from error
     if found is None:
@@ -332,11 +330,11 @@ def counted(values: Mapping[str, Any], name: str, resolved: Resolved, *, may_cou
     program = Path(__file__).with_name("count.py").read_text(encoding="utf-8")
     key = json.dumps([program, python, config]).encode(errors="surrogateescape")
     file = _caches() / "clusterrun" / "models" / f"{hashlib.sha256(key).hexdigest()[:24]}.json"
-    known = read_json(file)
-    if known is None and not may_count:
+    cached = read_json(file)
+    if cached is None and not may_count:
         hint = "run clusterrun plan, which counts them"
-        raise UsageError(f"the parameters of '{name}' were not counted yet", hint=hint)
-    answer = known or _answer([python, "-c", program], config)
+        raise UsageError(f"the parameters of '{name}' have not been counted yet", hint=hint)
+    answer = cached or _run_count([python, "-c", program], config)
     if "missing" in answer:
         text = f"counting '{name}' needs torch and transformers in the job's Python, {python}"
         hints = (BY_HAND, "or pass --python with an interpreter that has them")
@@ -348,8 +346,8 @@ def counted(values: Mapping[str, Any], name: str, resolved: Resolved, *, may_cou
         cause = " ".join(str(answer.get("wrong", error)).split())
         text = f"transformers can't build the model of '{name}'"
         raise UsageError(text, cause=cause[:300], hint=hint) from error
-    if known is None:
-        with contextlib.suppress(OSError):
+    if cached is None:
+        with contextlib.suppress(OSError):  # it is counted again the next time
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_whole(file, json.dumps(answer))
     return model
@@ -364,8 +362,8 @@ def _python(resolved: Resolved) -> str:
     return found or sys.executable
 
 
-def _answer(argv: list[str], config: str) -> dict[str, Any]:
-    """Run the program in /, where it cannot import a json.py of the project."""
+def _run_count(argv: list[str], config: str) -> dict[str, Any]:
+    """Run count.py in /, where it can't import a json.py of the project; return what it printed."""
     try:
         environ = {**os.environ, **ENVIRONMENT}
         done = shell.run_once(argv, DEADLINE_S, environ, config, Path("/"), most=ANSWER_BYTES)
@@ -373,16 +371,16 @@ def _answer(argv: list[str], config: str) -> dict[str, Any]:
         return {"wrong": error.cause}
     if done.rc == shell.TIMED_OUT:
         return {"wrong": f"no answer within {DEADLINE_S:.0f} s"}
-    last = (done.stdout.splitlines() or [""])[-1]
-    said = done.stderr.strip().rpartition("\n")[2] or "no numbers were printed"
-    return parse_object(last) or {"wrong": said}
+    last_line = (done.stdout.splitlines() or [""])[-1]
+    message = done.stderr.strip().rpartition("\n")[2] or "no numbers were printed"
+    return parse_object(last_line) or {"wrong": message}
 
 
 # Resources
 
 
 def _samples(spec: JobSpec) -> int | None:
-    """Return the samples of an epoch, also if they are given in tokens. Raises UsageError."""
+    """Return the samples of an epoch, as given or from its tokens. Raises UsageError."""
     if spec.tokens is None:
         return spec.samples
     if spec.samples is not None:
@@ -405,19 +403,20 @@ def _prices(spec: JobSpec, gpu: Gpu | None) -> dict[str, float]:
     return prices
 
 
-def _of_node(spec: JobSpec) -> tuple[int | None, int | None]:
-    """Return the memory and the CPUs that the job gets on a node; None if Slurm decides."""
+def _memory_and_cpus(spec: JobSpec) -> tuple[int | None, int | None]:
+    """Return the bytes and the CPUs that the job gets on a node; None if Slurm decides."""
     gpus_of_node = 1 if spec.gpus_per_node is None else spec.gpus_per_node  # by default one
     cpus = spec.cpus_per_task or (spec.cpus_per_gpu or 0) * gpus_of_node or None
     memory = spec.host_mem_bytes
     for text, times in ((spec.mem, 1), (spec.mem_per_gpu, gpus_of_node), (spec.mem_per_cpu, cpus)):
-        if memory is None and text and times and text.strip("0"):  # --mem=0 is all of the node
+        amount = text if text and text.strip("0") else ""  # --mem=0 is all of the node
+        if memory is None and amount and times:
             # A bare number is MiB, as in Slurm.
-            memory = times * (int(text) << 20 if text.isdecimal() else parse_bytes(text))
+            memory = times * (int(amount) << 20 if amount.isdecimal() else parse_bytes(amount))
     if _runs_here(spec) and memory is None:
         import psutil
 
-        memory = psutil.virtual_memory().total // (spec.nodes or 1)
+        memory = psutil.virtual_memory().total // (spec.nodes or 1)  # simulated nodes share it
     if _runs_here(spec) and cpus is None:
         cpus = usable_cpus() // (spec.nodes or 1)
     return memory, cpus
@@ -449,7 +448,7 @@ SHORTEST_S = 0.5  # between two reports that are used; the last step is reported
 
 
 class Measured(NamedTuple):
-    """The median time of a step, steps and peaks; None if the run has not reported it."""
+    """The median time of a step, steps and peaks; None for what the run has not reported."""
 
     step_s: float | None
     steps: int | None
@@ -460,12 +459,12 @@ class Measured(NamedTuple):
 
 
 def measure(paths: RunPaths, *, warm_up: float = 0.0) -> Measured:
-    """Read what the ranks of a run reported; skip the first reports, a share `warm_up` of all."""
+    """Read what the ranks of a run reported, without the first share `warm_up` of step times."""
     spans: list[tuple[float, int]] = []  # seconds, and the steps in them
     steps: list[int] = []
     gpu: list[int] = []
-    hosts: dict[tuple[str, int], int] = defaultdict(int)
-    newest: dict[int, tuple[float, int]] = {}  # by attempt: the time and the step of a report
+    hosts: dict[tuple[str, int], int] = defaultdict(int)  # by node and attempt; a rank adds once
+    newest: dict[int, tuple[float, int]] = {}  # by attempt: time and step of rank 0's last report
     files = sorted(paths.events_dir.glob("*.jsonl"))
     wanted = (EventType.STEP, EventType.PEAKS)
     for event in (event for file in files for event in read(file, wanted)):
@@ -473,10 +472,10 @@ def measure(paths: RunPaths, *, warm_up: float = 0.0) -> Measured:
             hosts[event.node, event.attempt] += event.rss_bytes or 0
             gpu.append(event.cuda_allocated_bytes or 0)
         elif event.step is not None:
-            at, step = newest.get(event.attempt, (event.at, event.step))  # at first, itself
-            # A counter may repeat or restart, for example in each epoch.
-            if event.at - at >= SHORTEST_S and event.step > step:
-                spans.append((event.at - at, event.step - step))
+            last_at, last_step = newest.get(event.attempt, (event.at, event.step))  # else itself
+            span_s, span_steps = event.at - last_at, event.step - last_step
+            if span_s >= SHORTEST_S and span_steps > 0:  # a counter may restart in each epoch
+                spans.append((span_s, span_steps))
             newest[event.attempt] = (event.at, event.step)
             steps.append(event.step)
     from statistics import median  # slow to import, and plan often measures nothing

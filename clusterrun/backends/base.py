@@ -75,18 +75,14 @@ class Backend(Protocol):
     ) -> Submission:
         """Submit another job of a run; keep the run directory even if that fails.
 
-        It starts after the job `after`. The run's first job met the plan's start conditions
-        (dependency, begin, hold); they apply again only if it `waits`.
-        Raises SubmissionError, SchedulerUnreachableError (PerhapsSubmittedError if the job may be
-        queued).
+        It starts after the job `after`. A host list `exclude` replaces the plan's. `chained` means
+        that it is a later job of a chain. The run's first job met the plan's start conditions
+        (dependency, begin, hold); they apply again only if it `waits`. Raises SubmissionError,
+        SchedulerUnreachableError (PerhapsSubmittedError if the job may be queued).
         """
 
     def query(
-        self,
-        job_ids: Sequence[str],
-        *,
-        since: float | None = None,
-        max_age_s: float | None = None,
+        self, job_ids: Sequence[str], *, since: float | None = None, max_age_s: float | None = None
     ) -> dict[str, SchedulerJob]:
         """Query all jobs at once; unknown jobs are not in the answer.
 

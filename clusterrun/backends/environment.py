@@ -31,17 +31,15 @@ SBATCH = ("SBATCH_", "SLURM_CLUSTERS")
 
 
 def scrubbed(environ: Mapping[str, str], *, keep: Collection[str] = ()) -> dict[str, str]:
-    """Return the environment without what would disturb a job; `keep` names exceptions.
+    """Return the environment without the variables that would disturb a job, except `keep`.
 
     Inside a job, start from what the job was given and what its script has set since.
     """
-    return {
-        name: value
-        for name, value in as_given(environ).items()
-        if name in keep
-        or name.startswith(KEPT_PREFIXES)
-        or not (name in SCRUBBED or name.startswith(SCRUBBED_PREFIXES))
-    }
+    given = as_given(environ)
+    disturbing = {name for name in given if name in SCRUBBED or name.startswith(SCRUBBED_PREFIXES)}
+    kept = {name for name in given if name in keep or name.startswith(KEPT_PREFIXES)}
+    removed = disturbing - kept
+    return {name: value for name, value in given.items() if name not in removed}
 
 
 def working_directory(environ: Mapping[str, str]) -> Path:
@@ -54,10 +52,10 @@ def working_directory(environ: Mapping[str, str]) -> Path:
         real = os.getcwd()
     except OSError as error:
         raise ClusterrunError("the working directory no longer exists", cause=str(error)) from error
-    named = environ.get("PWD", "")
+    shell_name = environ.get("PWD", "")
     try:
-        if os.path.isabs(named) and os.path.samefile(named, real):
-            return Path(named)
+        if os.path.isabs(shell_name) and os.path.samefile(shell_name, real):
+            return Path(shell_name)
     except OSError:
-        pass
+        pass  # what $PWD names is gone, or cannot be reached
     return Path(real)

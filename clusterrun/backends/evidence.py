@@ -72,18 +72,20 @@ class Evidence:
 
 
 def read_evidence(paths: RunPaths) -> Evidence:
-    """Read the newest attempt's events of the first node; of a few nodes while that is unknown."""
+    """Read the newest attempt's events: of its first node, or of a few nodes if that is unknown."""
     attempt = paths.newest_attempt()
     nodes = read_attempt(paths, attempt).nodes
     files = [paths.events(nodes[0])] if nodes else sorted(paths.events_dir.glob("*.jsonl"))[:FEW]
-    found = [event for file in files for event in read_ends(file, attempt)]
-    events = sorted(found, key=lambda event: event.at)
+    unordered = [event for file in files for event in read_ends(file, attempt)]
+    events = sorted(unordered, key=lambda event: event.at)
     newest = {event.type: event for event in events}
     starts = [event for event in events if event.type is EventType.STARTED]
     hosts = tuple(event.host for event in starts if event.host)
-    world, save = newest.get(EventType.WORLD_READY), newest.get(EventType.CHECKPOINT)
+    ended_phases = [phase for kind, phase in ENDED_BY.items() if kind in newest]  # in order
+    world, checkpoint = newest.get(EventType.WORLD_READY), newest.get(EventType.CHECKPOINT)
     engine = newest.get(EventType.ENGINE)
     saving = next((event for event in reversed(events) if event.type in SAVING), None)
+    # INTERRUPTED: the ranks were asked to save; `heard`: one checks for that, or handles a signal.
     is_unheard = bool(saving and saving.type is EventType.INTERRUPTED and saving.heard is False)
     unsaved = UNHEARD if is_unheard else ""
     if saving and saving.type is EventType.UNSAVED:
@@ -94,15 +96,15 @@ def read_evidence(paths: RunPaths) -> Evidence:
         preflight = tuple(map(Finding.from_data, (checks.findings if checks else None) or ()))
     return Evidence(
         attempt=attempt,
-        reached=next((ENDED_BY[kind] for kind in reversed(ENDED_BY) if kind in newest), None),
+        reached=ended_phases[-1] if ended_phases else None,
         started_at=starts[0].at if starts else None,
         hosts=hosts,
         nodes=nodes or hosts,
         world_size=world.world_size if world else None,
         engine=(engine.engine if engine else None) or "",
         progress=_progress([event for event in events if event.type is EventType.STEP]),
-        checkpoint=save.path if save else None,
-        checkpoint_at=save.at if save else None,
+        checkpoint=checkpoint.path if checkpoint else None,
+        checkpoint_at=checkpoint.at if checkpoint else None,
         losses=tuple(
             value
             for event in events
@@ -116,14 +118,15 @@ def read_evidence(paths: RunPaths) -> Evidence:
 
 
 def _progress(steps: Sequence[Event]) -> TrainingProgress:
-    """Return the progress of reported steps, in order of time; the rate is their mean."""
+    """Return the progress of reported steps, given in order of time; the rate is the average."""
     if not steps:
         return TrainingProgress()
     first, last = steps[0], steps[-1]
     rate = None
     spent_s = last.at - first.at
-    if first.step is not None and last.step is not None and last.step > first.step and spent_s > 0:
-        rate = (last.step - first.step) / spent_s
+    if first.step is not None and last.step is not None:
+        advanced = last.step - first.step
+        rate = advanced / spent_s if advanced > 0 and spent_s > 0 else None
     return TrainingProgress(
         step=last.step,
         total=last.total,
@@ -138,7 +141,8 @@ def newest_failure(
 ) -> Outcome | None:
     """Return the failure that ended the newest attempt; None if it was cancelled or interrupted.
 
-    `job` is the scheduler's answer, for a job that ended before it could write anything.
+    `end` is that of the job and `newest` that of the attempt, if they are recorded. `job` is the
+    scheduler's answer, for a job that ended before it could write anything.
     """
     if newest is not None:
         return newest if newest.code and newest.cause.is_failure else None
@@ -148,8 +152,8 @@ def newest_failure(
     if end is None or end.state is not JobState.FAILED:
         return None
     # Until an attempt has begun, any line of the batch output may tell why.
-    words = last_word(paths.batch_output, or_any=not attempt)
-    if not words:
+    reason = last_word(paths.batch_output, or_any=not attempt)
+    if not reason:
         return None
     return Outcome(
         attempt=attempt,
@@ -159,7 +163,7 @@ def newest_failure(
         nodes=(),
         code=end.exit_code or 1,
         cause=Cause.LAUNCHER,
-        reason=words,
+        reason=reason,
     )
 
 
@@ -167,15 +171,15 @@ LAST_BYTES = 2 * LINE_BYTES  # always contains the start of a line
 
 
 def with_output(paths: RunPaths, evidence: Evidence) -> TrainingProgress:
-    """Return the progress and the time of the newest output; printed steps if none are reported."""
+    """Add the time of the newest output to the progress, and printed steps if it has no others."""
     progress = evidence.progress
     if not evidence.nodes:
         return progress
     node = evidence.nodes[0]
     texts = end_of(paths.log(evidence.attempt, node), LAST_BYTES).split(b"\n")[:-1]  # whole lines
-    found = (parse_line(text, node=node, offset=0, near_us=0) for text in texts)
+    parsed = (parse_line(text, node=node, offset=0, near_us=0) for text in texts)  # 0: not used
     outputs = (Stream.OUT, Stream.ERR)
-    lines = [line for line in found if line.rank is not None and line.stream in outputs]
+    lines = [line for line in parsed if line.rank is not None and line.stream in outputs]
     if lines:
         progress = replace(progress, output_at=lines[-1].epoch_us / 1e6)
     if progress.step is not None:
@@ -184,8 +188,8 @@ def with_output(paths: RunPaths, evidence: Evidence) -> TrainingProgress:
 
 
 def _with_printed_steps(progress: TrainingProgress, lines: Sequence[LogLine]) -> TrainingProgress:
-    """Take the steps of the progress bar, or of the lines that count them, in both streams."""
-    texts = (_uncut(lines, stream) for stream in (Stream.ERR, Stream.OUT))
+    """Set the steps from a progress bar, or from lines that count steps, in either stream."""
+    texts = (_joined_texts(lines, stream) for stream in (Stream.ERR, Stream.OUT))
     bar = find_bar(heapq.merge(*texts))
     if bar is None:
         return progress
@@ -201,15 +205,15 @@ def _with_printed_steps(progress: TrainingProgress, lines: Sequence[LogLine]) ->
     )
 
 
-def _uncut(lines: Sequence[LogLine], stream: Stream) -> list[Text]:
-    """Return a stream's lines; the bar that a cut line begins is repeated before the next line."""
+def _joined_texts(lines: Sequence[LogLine], stream: Stream) -> list[Text]:
+    """Return a stream's lines; where the log cut a bar in two, the next text has all of it."""
     texts: list[Text] = []
-    begun = ""
+    bar_part = ""
     for line in lines:
         if line.stream is stream:
-            text = begun + line.text.decode("utf-8", "replace")
+            text = bar_part + line.text.decode("utf-8", "replace")
             texts.append(Text(line.epoch_us / 1e6, text))
-            begun = text.rpartition("\r")[2] if line.partial else ""  # a bar begins with \r
+            bar_part = text.rpartition("\r")[2] if line.partial else ""  # a bar begins with \r
     return texts
 
 
@@ -236,12 +240,12 @@ def read_attempts(paths: RunPaths, newest: int | None = None) -> tuple[AttemptSu
 
 
 def bad_nodes(paths: RunPaths) -> tuple[str, ...]:
-    """Return the nodes that did not answer, and those on which ranks halted several times."""
+    """Return the nodes that outcomes exclude, and those on which ranks halted several times."""
     outcomes = [attempt.outcome for attempt in read_attempts(paths) if attempt.outcome]
-    silent = [node for outcome in outcomes for node in outcome.exclude]
+    excluded = [node for outcome in outcomes for node in outcome.exclude]
     halts = [outcome.node for outcome in outcomes if outcome.cause is Cause.HALTED]
     halting = [node for node in halts if node and halts.count(node) >= HALTS]
-    return tuple(dict.fromkeys((*silent, *halting)))
+    return tuple(dict.fromkeys((*excluded, *halting)))
 
 
 def _summary(paths: RunPaths, number: int, outcomes: dict[int, Outcome | None]) -> AttemptSummary:
@@ -251,18 +255,19 @@ def _summary(paths: RunPaths, number: int, outcomes: dict[int, Outcome | None]) 
     summary = AttemptSummary(number=number, nodes=nodes, outcome=outcome)
     if outcome is None or outcome.step is None or outcome.cause is Cause.COMPLETED:
         return summary
-    # Without a checkpoint, only the next attempt shows whether the script saved unreported.
+    # If no save was reported, only the next attempt's resumed step shows whether there was one.
     if outcome.checkpoint is None and number + 1 not in outcomes:
         return summary
     done = outcome.step - _resumed_from(paths, number, outcomes)
     lost = max(0, outcome.step - _resumed_from(paths, number + 1, outcomes))
-    lost_s = (outcome.ended_at - outcome.started_at) * min(1.0, lost / done) if done > 0 else None
+    took_s = outcome.ended_at - outcome.started_at
+    lost_s = took_s * min(1.0, lost / done) if done > 0 else None  # if all steps take equally long
     return replace(summary, lost_steps=lost, lost_s=lost_s)
 
 
 def _resumed_from(paths: RunPaths, number: int, outcomes: dict[int, Outcome | None]) -> int:
-    """Return the step from which an attempt resumed; if unknown, that of the newest checkpoint."""
+    """Return the step from which an attempt resumed; if unknown, that of the last checkpoint."""
     if (step := read_attempt(paths, number).resumed) is not None:
         return step
     before = outcomes.get(number - 1)
-    return (before.checkpoint if before else None) or 0
+    return (before.checkpoint if before else None) or 0  # its step

@@ -45,9 +45,10 @@ def path_of(python: str, spec: JobSpec, environ: Mapping[str, str]) -> str:
     """Return the path of an interpreter; "" if only the nodes know it."""
     if "/" not in python and not spec.setup:
         python = shell.find(python) or ""
-    elif "/" not in python and python == "python":
+    elif python == "python":
         # Setup lines may change PATH: what they find is known only for an environment of conda.
         python = _conda_python(spec, environ)
+    # Only the nodes know what a bare name finds.
     return python if "/" in python and os.access(python, os.X_OK) else ""
 
 
@@ -57,17 +58,17 @@ def may_run(resolved: Resolved) -> bool:
     deciding = ["launch.python"] if spec.python else []
     if spec.setup and "/" not in (spec.python or ""):  # the setup lines find it
         deciding.append("launch.setup")
-    return all(resolved.origins[key].is_of_user for key in deciding)  # []: it is our own
+    return all(resolved.origins[key].is_of_user for key in deciding)  # if none decides, it is ours
 
 
 def inspect(path: str, *, may_run: bool, environ: Mapping[str, str]) -> Interpreter:
-    """Return what is known about an interpreter ("": unknown), by running it if it `may_run`."""
+    """Return what is known about an interpreter; run it to find out if it `may_run`."""
     if path == sys.executable:
         own = {name: own_version(name) for name in PACKAGES}
         return Interpreter(path, sys.version_info[:2], own, is_known=True, places=(*sys.path,))
     if path and may_run and (answer := _ask(path)) is not None:
         return answer
-    return _read(Path(path), environ) if path else Interpreter()
+    return _read(Path(path), environ) if path else Interpreter()  # "": only the nodes know it
 
 
 def accelerate_keys(interpreter: Interpreter) -> frozenset[str]:
@@ -80,11 +81,12 @@ def accelerate_keys(interpreter: Interpreter) -> frozenset[str]:
             body = ast.parse(file.read_text(encoding="utf-8")).body
             classes = [n for n in body if isinstance(n, ast.ClassDef) and n.name in _CLASSES]
             nodes = [node for each in classes for node in ast.walk(each)]
-            # Fields of its classes are keys; old ones are compared: "fp16" in config.
+            # The classes' fields are keys. The code tests for older keys: "fp16" in config.
             fields = {ast.unparse(n.target) for n in nodes if isinstance(n, ast.AnnAssign)}
             compared = [n.left for n in nodes if isinstance(n, ast.Compare)]
-            old = {str(n.value) for n in compared if isinstance(n, ast.Constant)}
-            return frozenset(fields | old if "distributed_type" in fields else ())
+            old_keys = {str(n.value) for n in compared if isinstance(n, ast.Constant)}
+            has_known_form = "distributed_type" in fields
+            return frozenset(fields | old_keys) if has_known_form else frozenset()
     return frozenset()
 
 
@@ -101,7 +103,7 @@ def oldest() -> dict[str, tuple[int, int]]:
 
 
 def _ask(path: str) -> Interpreter | None:
-    """Ask an interpreter; None if it does not answer."""
+    """Run an interpreter to get its version and packages; None if it does not answer."""
     try:
         done = shell.run([path, "-c", _ASK], timeout_s=ANSWER_S, tries=1)
         answer = json.loads(done.stdout)
@@ -119,38 +121,42 @@ def _ask(path: str) -> Interpreter | None:
 def _read(python: Path, environ: Mapping[str, str]) -> Interpreter:
     """Read the packages of an environment from its files; `is_known` if these surely are all."""
     root = python.parent.parent
-    own = sorted(root.glob("lib/python3*/site-packages"))
-    minors = [re.fullmatch(r"python3\.([0-9]+)", path.parent.name) for path in own]
+    site_packages = sorted(root.glob("lib/python3*/site-packages"))
+    minors = [re.fullmatch(r"python3\.([0-9]+)", path.parent.name) for path in site_packages]
     version = (3, int(minors[0][1])) if len(minors) == 1 and minors[0] else None
-    named = [Path(name) for name in environ.get("PYTHONPATH", "").split(":") if name]
+    python_path = [Path(name) for name in environ.get("PYTHONPATH", "").split(":") if name]
     is_conda = (root / "conda-meta").is_dir()
     if version and is_conda:  # conda also uses the user's packages
         home = Path(os.path.expanduser("~/.local/lib"))
-        own.insert(0, home / f"python3.{version[1]}" / "site-packages")
-    pth = [file for directory in own for file in directory.glob("*.pth")]
+        site_packages.insert(0, home / f"python3.{version[1]}" / "site-packages")
+    pth = [file for directory in site_packages for file in directory.glob("*.pth")]
     lines = [(file, line) for file in pth for line in _text_of(file).splitlines()]
-    added = [
+    from_pth = [
         file.parent / line.strip()  # such as those of editable installations
         for file, line in lines
         if line.strip() and not line.startswith(("#", *_IMPORT))
     ]
-    places = tuple(map(str, [*named, *own, *added]))  # in the order of sys.path
-    # Code that may add packages: of the activation, of Python's start, and in .pth files.
-    runs_code = (
-        any(root.glob("etc/conda/activate.d/*"))
-        or os.path.exists(root / "conda-meta/state")  # it sets variables
-        or "PYTHONPATH" in _text_of(root / "bin/activate")
-        or any((directory / "sitecustomize.py").exists() for directory in own)
-        or any(
-            line.startswith(_IMPORT) and not re.fullmatch(_KNOWN_PTH, file.stem)
-            for file, line in lines
-        )
-    )
+    places = tuple(map(str, [*python_path, *site_packages, *from_pth]))  # in the order of sys.path
+    runs_code = _runs_code(root, site_packages, lines)
     settings = root / "pyvenv.cfg"
     shares = re.search(r"(?im)^include-system-site-packages\s*=\s*true", _text_of(settings))
     is_isolated = is_conda or (settings.exists() and not shares)
     is_known = version is not None and is_isolated and not runs_code
     return Interpreter(str(python), version, versions_in(places, PACKAGES), is_known, places)
+
+
+def _runs_code(root: Path, site_packages: list[Path], pth_lines: list[tuple[Path, str]]) -> bool:
+    """Return whether activation, Python's start or a .pth file runs code that may add packages."""
+    return (
+        any(root.glob("etc/conda/activate.d/*"))
+        or os.path.exists(root / "conda-meta/state")  # variables that the activation sets
+        or "PYTHONPATH" in _text_of(root / "bin/activate")
+        or any((directory / "sitecustomize.py").exists() for directory in site_packages)
+        or any(
+            line.startswith(_IMPORT) and not re.fullmatch(_KNOWN_PTH, file.stem)
+            for file, line in pth_lines
+        )
+    )
 
 
 def _text_of(file: Path) -> str:

@@ -98,14 +98,14 @@ def _all_hosts(spec: JobSpec, cluster: Cluster, cwd: Path, environ: Mapping[str,
 
 
 def _nodes_of_allocation(source: str, value: str, cwd: Path) -> str:
-    """Return the text that lists an allocation's nodes: a variable's value, its file, or Flux's."""
+    """Return the text that lists the nodes: the variable's value, its file, or Flux's output."""
     if source in NODE_FILES:
         return _text_in(value, cwd, f"file in ${source}")
     if source != FLUX:
         return value
     done = shell.run(FLUX_HOSTS, timeout_s=HOSTS_S, tries=1)
     if done.rc != 0:
-        text = f"{shlex.join(FLUX_HOSTS)} fails"
+        text = f"{shlex.join(FLUX_HOSTS)} failed"
         raise UsageError(text, cause=done.stderr.strip(), hint="name the nodes with --hosts")
     return done.stdout
 
@@ -170,7 +170,7 @@ def _script_json(spec: JobSpec, cwd: Path, cluster: Cluster) -> str:
         text = f"the script's arguments name a DeepSpeed JSON that does not exist: '{name}'"
         raise UsageError(text, hint=nearest_file(cwd / name)) from error
     except (OSError, ValueError):
-        return ""
+        return ""  # it may not be for DeepSpeed: the script decides what to read
     return text if is_for_deepspeed(text) else ""
 
 
@@ -189,9 +189,9 @@ def nearest_file(path: Path) -> str:
 
 def find_gpus() -> dict[str, str]:
     """Return the UUIDs of this machine's GPUs by name; {} without a driver that answers."""
-    from clusterrun.health.nvml import Driver, opened  # only for a job on this machine
+    from clusterrun.health.nvml import Driver, open_driver  # only for a job on this machine
 
-    driver = opened()
+    driver = open_driver()
     if not isinstance(driver, Driver):
         return {}
     try:
@@ -201,7 +201,7 @@ def find_gpus() -> dict[str, str]:
 
 
 def visible_gpus(found: Mapping[str, str], environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the entries of CUDA_VISIBLE_DEVICES up to one that is no device, as CUDA does."""
+    """Return the GPUs in CUDA_VISIBLE_DEVICES; like CUDA, stop at a name that is no GPU."""
     listed = environ.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
         return tuple(found)

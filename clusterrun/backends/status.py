@@ -92,16 +92,16 @@ def statuses(
     Jobs whose files show that they completed are not queried. If a scheduler doesn't answer, each
     status that lacks its answer has the error.
     """
-    read: list[tuple[JobRecord, End | None, Sequence[Path]]] = []
+    from_files: list[tuple[JobRecord, End | None, Sequence[Path]]] = []  # with damaged files
     groups: dict[Backend, list[JobRecord]] = {}
     for record in records:
         with files.noting_damage() as damaged:
             end = read_end(record.paths)
         damage = [record.paths.record, *damaged] if record.is_damaged else damaged
-        # After a time limit, the next job of the chain continues the run, even if none says so yet.
+        # After a time limit, the next job of the chain continues the run; it records that later.
         if record.chained_job_ids and end is not None and end.state is JobState.TIMEOUT:
             record = continued_by(record, record.chained_job_ids[0])
-        read.append((record, end, damage))
+        from_files.append((record, end, damage))
         # A job on this machine is always queried; one that failed may have been requeued.
         is_done = end and end.state.is_success and not record.cluster.scheduler.is_this_machine
         if record.job_id and not is_done:
@@ -116,7 +116,7 @@ def statuses(
         answers |= {id(each): answer for each in group}
     return [
         _status_or_note(record, end, answers.get(id(record)), damage)
-        for record, end, damage in read
+        for record, end, damage in from_files
     ]
 
 
@@ -143,14 +143,14 @@ def _status_or_note(
 
 
 def _status(record: JobRecord, end: End | None, answer: _Answer | None) -> JobStatus:
-    """Combine what a run's files say with the scheduler's answer; None: it was not asked."""
+    """Combine what a run's files say with the scheduler's answer, which is None if not asked."""
     unknown = SchedulerJob(job_id=record.job_id, state=JobState.UNKNOWN, source="")
     job = answer.get(record.job_id, unknown) if isinstance(answer, dict) else unknown
     evidence = read_evidence(record.paths)
     state = _state(end, job, evidence)
     request = record.paths.request(evidence.attempt)
     if state is JobState.RUNNING and read_request(request) is Reason.END:
-        # The scheduler may show a cancellation half a minute late; a later start is of a requeue.
+        # The scheduler may show a cancellation 30 s late. A start after it is that of a requeue.
         is_requeued = _later(job.start, request.stat().st_mtime)
         state = JobState.RUNNING if is_requeued else JobState.COMPLETING
     is_waiting, is_running = state is JobState.PENDING, state is JobState.RUNNING
@@ -164,6 +164,7 @@ def _status(record: JobRecord, end: End | None, answer: _Answer | None) -> JobSt
     elapsed_s = job.elapsed_s
     if elapsed_s is None and start is not None and ended is not None:
         elapsed_s = int(ended - start)
+    # Simulated nodes share this machine, whose name is shown.
     nodes = evidence.hosts if record.cluster.scheduler.is_this_machine else evidence.nodes
     return JobStatus(
         record=record,
@@ -196,20 +197,21 @@ def _exit_of(end: End | None, job: SchedulerJob) -> tuple[int | None, int | None
     """Return the exit status and signal of a job that has ended: the run's own, if it is known."""
     if end is None or end.exit_code is None:
         return job.exit_code, job.exit_signal
-    number = end.exit_code - 128  # the job exits so if a signal (1 to 64) ended it
+    number = end.exit_code - 128  # so a shell reports the signal (1 to 64) that ended it
     return end.exit_code, number if 0 < number < 65 else None
 
 
 def _reason(record: JobRecord, state: JobState, job: SchedulerJob) -> str:
-    """Return what to say about a state, mostly the scheduler's reason; "" for a job that waits."""
+    """Return the reason for a state, usually the scheduler's; "" for a job that waits."""
     if state is JobState.COMPLETING:
         return "its processes are being stopped"
     with contextlib.suppress(OSError):
         if state is JobState.RUNNING and files.is_full(record.paths.root):
             lacks = "has no room for checkpoints, logs and the record of its end"
             return f"{lacks}: the disk of {record.paths.root} is full"
-    is_told = job.state is state and job.reason != "NonZeroExitCode"  # the exit status says it
-    return job.reason if is_told and state is not JobState.PENDING else ""
+    if state is JobState.PENDING or job.state is not state:
+        return ""  # `pending` explains a wait, and the reason must be that of this state
+    return job.reason if job.reason != "NonZeroExitCode" else ""  # the exit status is shown
 
 
 def with_last_step(job: JobStatus) -> JobStatus:
@@ -217,6 +219,7 @@ def with_last_step(job: JobStatus) -> JobStatus:
     if not job.state.is_terminal or job.progress.step is not None:
         return job
     progress = with_output(job.record.paths, read_evidence(job.record.paths))
+    # `output_at` is of running jobs only.
     return dataclasses.replace(job, progress=dataclasses.replace(progress, output_at=None))
 
 
@@ -241,8 +244,8 @@ def _with_time_limit(
 def _state(end: End | None, job: SchedulerJob, evidence: Evidence) -> JobState:
     """Choose between the state in the files and the scheduler's.
 
-    The files show sooner that the job runs or has ended, and keep its state. The scheduler knows
-    better why it failed and whether it starts again.
+    The files show sooner that the job runs or has ended, and the scheduler forgets its state. But
+    the scheduler knows better why the job failed and whether it starts again.
     """
     if job.state is JobState.UNKNOWN:
         return end.state if end else JobState.UNKNOWN
@@ -250,8 +253,8 @@ def _state(end: End | None, job: SchedulerJob, evidence: Evidence) -> JobState:
         has_begun = job.state is JobState.PENDING and _later(evidence.started_at, job.asked_at)
         return JobState.RUNNING if has_begun else job.state
     if job.state.is_terminal:
-        is_vague = job.state in (JobState.FAILED, JobState.COMPLETED)  # unlike TIMEOUT
-        return end.state if is_vague or end.state.is_success else job.state
+        is_specific = job.state not in (JobState.FAILED, JobState.COMPLETED)  # such as TIMEOUT
+        return job.state if is_specific and not end.state.is_success else end.state
     is_stale = _later(end.ended_at, job.asked_at)  # the scheduler answered before the end
     if _later(job.start, end.ended_at) or (job.state is JobState.PENDING and not is_stale):
         return job.state  # it starts again, or already has
@@ -265,7 +268,7 @@ def _later(one: float | None, other: float | None) -> bool:
 
 
 def _pending(record: JobRecord, job: SchedulerJob, evidence: Evidence) -> PendingReason:
-    """Explain why a job waits; the run's files tell a requeue, and a job that continues the run."""
+    """Explain why a job waits; only the files show that it was requeued, or continues the run."""
     reason = explain(job.reason, record.job_id)
     if reason.code == "BeginTime" and evidence.attempt > 0:
         text = "requeued; Slurm holds it for two minutes"
@@ -281,7 +284,7 @@ def _started(attempts: Sequence[AttemptSummary], evidence: Evidence) -> float | 
     start = evidence.started_at
     for attempt in reversed(attempts[:-1]):
         if attempt.outcome is None or attempt.outcome.next is not Next.RELAUNCH:
-            break
+            break  # only a relaunch stays in the allocation
         start = attempt.outcome.started_at
     return start
 
@@ -293,13 +296,13 @@ def _notes(
     answer: _Answer | None,
     evidence: Evidence,
 ) -> tuple[str, ...]:
-    """Return what else is to be said: a save that failed, and why something is unknown."""
-    is_late = state is JobState.COMPLETED and evidence.is_unheard  # it needed no save
-    notes = [evidence.unsaved] if evidence.unsaved and not is_late else []
+    """Return notes on a failed save and what is unknown; `answer` None: no scheduler was asked."""
+    # If no rank checked for the request to save (`is_unheard`), `unsaved` says so.
+    needed_no_save = state is JobState.COMPLETED and evidence.is_unheard
+    notes = [evidence.unsaved] if evidence.unsaved and not needed_no_save else []
     if not record.job_id and not record.is_damaged:
-        is_slurm = record.cluster.scheduler.reads_sbatch
-        look = "; look for it with 'squeue --me'" if is_slurm else ""
-        notes.append(f"its submission was interrupted{look}")
+        hint = "; look for it with 'squeue --me'" if record.cluster.scheduler.reads_sbatch else ""
+        notes.append(f"its submission was interrupted{hint}")
     is_explained = bool(job.source or job.note)  # the scheduler knows the job, or the note says why
     if isinstance(answer, SchedulerUnreachableError) and not state.is_terminal:
         notes.append(answer.message)

@@ -24,7 +24,7 @@ from clusterrun.shared.checkpoint_files import listed
 from clusterrun.shared.durations import clock, parse_seconds
 from clusterrun.shared.wording import count
 from clusterrun.verbs import cancel
-from clusterrun.verbs.find import is_elsewhere, own_runs
+from clusterrun.verbs.find import is_of_other_project, own_runs
 
 DEFAULT: Final = "5m"
 WARN_S: Final = 3.0  # by then the agents have written why ranks do not save
@@ -46,29 +46,29 @@ def command(
     """Cancel jobs.
 
     JOB is a job id, the name of a run (the newest of that name) or a run directory. If the job is
-    part of a chain, cancel the whole chain. Ask before cancelling several jobs, or a job on more
-    than 64 nodes; pass -y in scripts.
+    part of a chain, cancel the whole chain. cancel asks before it ends several jobs, or a job on
+    more than 64 nodes; pass -y in scripts.
 
     With --checkpoint, a running job ends when its ranks have saved, or at the timeout. The exit
-    status is 3 if a job ended without a checkpoint. Ranks with their own signal handler get that
-    signal. If no rank has a handler or calls runtime.should_checkpoint(), the job ends after a
-    minute, or after --timeout. Ctrl-C stops waiting; the ranks still save and exit.
+    status is 3 if a job ended without a checkpoint. A rank that handles a signal itself is sent
+    that signal. If no rank has a handler or calls runtime.should_checkpoint(), the job ends
+    after a minute, or after --timeout. Ctrl-C stops waiting; the ranks still save and exit.
 
     \b
     clusterrun cancel 4711
     clusterrun cancel --checkpoint --timeout 10m 4711
     """
     if timeout is not None and not checkpoint:
-        raise UsageError("--timeout requires --checkpoint", hint="pass both, or drop --timeout")
+        raise UsageError("--timeout requires --checkpoint", hint="pass both or neither")
     timeout_s = parse_seconds(timeout or DEFAULT)
     # An empty word, as of an unset variable, is refused by `jobs_to_cancel`.
     found = cancel.jobs_to_cancel(*(find_all_announced(jobs) if all(jobs) else jobs))
-    _confirm([status for status in found if not status.state.is_terminal], yes=yes)
-    # A --timeout that was given also holds if no rank has ever called should_checkpoint().
+    _confirm([before for before in found if not before.state.is_terminal], yes=yes)
+    # How long to wait for ranks that never called should_checkpoint(): a --timeout also holds here.
     unheard_s = timeout_s if timeout else min(cancel.UNHEARD_S, timeout_s)
     saved = _save_first(found, timeout_s, unheard_s) if checkpoint else {}
-    now = cancel.jobs_to_cancel(*(before.record for before in found)) if saved else found
-    cancel.end_now(now)
+    current = cancel.jobs_to_cancel(*(before.record for before in found)) if saved else found
+    cancel.end_now(current)
     completed = [before for before in found if cancel.has_completed(before.record)]
     if as_json:
         objects = [
@@ -93,7 +93,7 @@ def _save_first(found: list[JobStatus], timeout_s: int, unheard_s: float) -> dic
     """Let the ranks save and exit, and return the path of the new checkpoint of each job id.
 
     None: the job saved none. "": the script's own signal handler may have saved one. A job that
-    completed instead is left out.
+    completed instead is left out. `unheard_s` is for ranks that never called should_checkpoint().
     """
     asked_at = time.time()
     active = [before for before in found if not before.state.is_terminal]
@@ -121,21 +121,22 @@ def _wait_and_warn(asked: Sequence[JobStatus], timeout_s: float, unheard_s: floa
         spent_s = time.monotonic() - begin
         names = ", ".join(before.record.job_id for before in waiting)
         output.show_progress(f"waiting for the checkpoint of job {names}", spent_s)
-        for before in waiting if spent_s >= WARN_S else ():
-            job_id, found = before.record.job_id, read_evidence(before.record.paths)
-            if not found.unsaved or (job_id, found.unsaved) in warned:
+        overdue = waiting if spent_s >= WARN_S else []
+        for before in overdue:
+            job_id, evidence = before.record.job_id, read_evidence(before.record.paths)
+            if not evidence.unsaved or (job_id, evidence.unsaved) in warned:
                 continue
-            warned.add((job_id, found.unsaved))
+            warned.add((job_id, evidence.unsaved))
             notes = [f"to end it now, run: clusterrun cancel {job_id}"]
-            if found.is_unheard:
-                ends = f"without such a call, the job ends after {clock(unheard_s)} (--timeout)"
-                notes[:0] = ["ranks that are still starting save at their first call", ends]
-            output.warn(f"job {job_id}: {found.unsaved}", notes=notes)
+            if evidence.is_unheard:  # no rank has called should_checkpoint()
+                end = f"without such a call, the job ends after {clock(unheard_s)} (--timeout)"
+                notes = ["ranks that are still starting save at their first call", end, *notes]
+            output.warn(f"job {job_id}: {evidence.unsaved}", notes=notes)
 
 
 def _print_saved(before: JobStatus, asked_at: float) -> str | None:
-    """Print which checkpoint a job has written since, and return it as `_save_first` does."""
-    path, at, has_exited = cancel.saved_since(before, asked_at)
+    """Print which checkpoint a job has saved since `asked_at`; return it as `_save_first` does."""
+    path, saved_at, has_exited = cancel.newest_checkpoint(before, asked_at)
     job = f"job {before.record.job_id}"
     if path is None and has_exited:
         output.say(f"{job} ended in its script's own signal handler")
@@ -144,7 +145,7 @@ def _print_saved(before: JobStatus, asked_at: float) -> str | None:
         what = f"written no new checkpoint; the newest is {path}" if path else "no checkpoint"
         output.warn(f"{job} has {what}")
         return None
-    output.say(f"checkpoint {path} written after {clock(at - asked_at)}")
+    output.say(f"checkpoint {path} written after {clock(saved_at - asked_at)}")
     return str(path)
 
 
@@ -171,7 +172,7 @@ def _print_cancelled(before: JobStatus, *, completed: bool) -> None:
         output.note(f"job {record.job_id} completed before it could be cancelled")
     else:
         spent = "" if before.elapsed_s is None else f" {clock(before.elapsed_s)}"
-        where = f", in {record.workdir}" if is_elsewhere(record) else ""
+        where = f", in {record.workdir}" if is_of_other_project(record) else ""
         output.answer(f"cancelled {record.job_id}  ({record.name}, was {state}{spent}{where})")
 
 
@@ -182,12 +183,12 @@ class WhyKept(NamedTuple):
     advice: str
 
 
-BY_HAND = WhyKept("a link, or of another host, user or project", "remove the directory by hand")
-ACTIVE = WhyKept(
+BY_HAND = WhyKept("a link, or from another host, user or project", "remove the directory by hand")
+PERHAPS_ACTIVE = WhyKept(
     "perhaps active", "see clusterrun list; if the run has ended, remove the directory by hand"
 )
 SAVED = WhyKept("with checkpoints", "pass --all to remove such runs too")
-YOUNG = WhyKept("too recent", "drop --older-than")
+YOUNG = WhyKept("too recent", "leave out --older-than")
 
 
 @click.command()
@@ -203,7 +204,7 @@ def prune_command(
 
     Remove the run directories, with logs and checkpoints, of the given runs, or of all runs that
     have ended. Keep runs with checkpoints, which you may want to resume or whose final weights you
-    may need. Files outside the run directory are kept. Ask first; pass -y in scripts.
+    may need. Files outside the run directory are kept. prune asks first; pass -y in scripts.
 
     JOB is a job id, the name of a run (the newest of that name) or a run directory.
 
@@ -214,11 +215,11 @@ def prune_command(
         raise UsageError(f"--older-than {older_than} has no unit", hint=f"write {older_than}d")
     from clusterrun.health.machine import gib  # imports psutil
 
-    until = time.time() - (parse_seconds(older_than) if older_than else 0)
+    ended_by = time.time() - (parse_seconds(older_than) if older_than else 0)
     records = [locate_announced(job) for job in jobs]
     records = records or list_records(own_runs(), with_damaged=True)
-    found = _judge(records, until, everything=everything)
-    _report_kept(found, are_named=bool(jobs))
+    found = _with_why_kept(records, ended_by, removes_saved=everything)
+    _report_kept(found, refuse=bool(jobs))
     old = [job for job, kept in found if kept is None]
     sizes = [_disk_bytes(job.record.paths.root) for job in old]
     what = f"{count(len(old), 'run')}, {gib(sum(sizes))}"
@@ -233,56 +234,56 @@ def prune_command(
         head = ("JOB", "NAME", "STATE", "ENDED", "CHECKPOINTS", "SIZE")
         output.answer_table(head, rows, spare=("ENDED", "CHECKPOINTS", "NAME"))
         if not (dry_run or yes):
-            deed, hint = f"removing {what}", "pass -y to remove without confirmation"
-            output.confirm(f"Remove {what}?", deed, yes=hint, otherwise="nothing was removed")
+            action, hint = f"removing {what}", "pass -y to remove without confirmation"
+            output.confirm(f"Remove {what}?", action, yes=hint, otherwise="nothing was removed")
     try:
         if not dry_run:  # a run may have been resumed while sizes were read
-            again = _judge([job.record for job in old], until, everything=everything)
-            _report_kept(again, are_named=True)
+            again = _with_why_kept([job.record for job in old], ended_by, removes_saved=everything)
+            _report_kept(again, refuse=True)
             remove_old(own_runs(), [job.record.paths for job, _ in again])
     except OSError as error:
-        hint = "correct this, and run clusterrun prune again"
+        hint = "correct the cause, and run clusterrun prune again"
         raise ClusterrunError("cannot remove all runs", cause=str(error), hint=hint) from error
     output.answer(f"{'would remove' if dry_run else 'removed'} {what}" if old else "no old runs")
 
 
-def _judge(
-    found: Sequence[JobRecord], until: float, *, everything: bool
+def _with_why_kept(
+    found: Sequence[JobRecord], ended_by: float, *, removes_saved: bool
 ) -> list[tuple[JobStatus, WhyKept | None]]:
     """Return the status of runs, and why to keep them. Raises SchedulerUnreachableError."""
-    known = {each.run_dir: read_again(each) for each in found if os.path.lexists(each.run_dir)}
-    records = [*known.values()]
+    existing = {each.run_dir: read_again(each) for each in found if os.path.lexists(each.run_dir)}
+    records = [*existing.values()]  # each run once
     # A run of another host is kept in any case; without an id, no scheduler knows a job.
     active = cancel.active_jobs([each for each in records if each.job_id and not each.home])
     return [
-        (job, _why_kept(job, active, until, everything=everything))
+        (job, _why_kept(job, active, ended_by, removes_saved=removes_saved))
         for job in statuses(records, select.backend_of)
     ]
 
 
 def _why_kept(
-    job: JobStatus, active: set[str], until: float, *, everything: bool
+    job: JobStatus, active: set[str], ended_by: float, *, removes_saved: bool
 ) -> WhyKept | None:
-    """Return why to keep a run; None if it may be removed: it ended before `until`."""
+    """Return why to keep a run; None if it may be removed. `active` has the ids of active jobs."""
     record, root, runs = job.record, job.record.paths.root, own_runs().root.resolve()
     # A run is NAME/RUN_ID in the directory of runs; a link may lead elsewhere.
     is_in_place = root.resolve() == runs.joinpath(*root.absolute().parts[-2:])
-    if record.home or not is_in_place or root.lstat().st_uid != os.getuid():
+    if record.home or not is_in_place or root.lstat().st_uid != os.getuid():  # home: elsewhere
         return BY_HAND
     may_run = not job.state.is_terminal or active.intersection(record.job_ids)  # e.g. requeued
-    if record.is_damaged or may_run:
-        return ACTIVE
-    if _ended(job) > until:
+    if record.is_damaged or may_run:  # a damaged record names no jobs, so one may run
+        return PERHAPS_ACTIVE
+    if _ended(job) > ended_by:
         return YOUNG
     has_saved = job.has_checkpoint or any(record.paths.checkpoints_dir.glob("*"))
     has_saved |= job.failure is not None and job.failure.is_handled  # perhaps by the script itself
-    return SAVED if has_saved and not everything else None
+    return SAVED if has_saved and not removes_saved else None
 
 
-def _report_kept(found: list[tuple[JobStatus, WhyKept | None]], *, are_named: bool) -> None:
-    """Print which runs are kept, and why. Raises UsageError if the user has named one of them."""
-    for job, kept in found if are_named else ():
-        if kept:
+def _report_kept(found: list[tuple[JobStatus, WhyKept | None]], *, refuse: bool) -> None:
+    """Print how many runs are kept, and why; with `refuse`, raise UsageError for the first."""
+    for job, kept in found:
+        if kept and refuse:
             name = job.record.job_id or job.record.run_dir
             what = f"job {name} ({job.record.name}, {job.state.value})"
             hint = f"{kept.advice}; nothing is removed"

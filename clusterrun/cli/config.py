@@ -58,9 +58,9 @@ def show(job: JobOptions, origin: bool, as_json: bool) -> None:
         where = {"project_dir": str(resolved.project_dir), "files": resolved.files}
         output.answer_json({**head, **where, "values": values, "warnings": resolved.notes})
         return
-    shown = 3 if origin else 2
-    table = [(row.key, row.text or "", row.origin)[:shown] for row in rows]
-    output.answer_table(("KEY", "VALUE", "ORIGIN")[:shown], table)
+    columns = 3 if origin else 2
+    table = [(row.key, row.text or "", row.origin)[:columns] for row in rows]
+    output.answer_table(("KEY", "VALUE", "ORIGIN")[:columns], table)
 
 
 @command.command("validate")
@@ -70,7 +70,7 @@ def show(job: JobOptions, origin: bool, as_json: bool) -> None:
 def validate(file: str | None, strict: bool, as_json: bool) -> int:
     """Check one file, or all files that apply here.
 
-    Exit with 2 if a key, a value or a profile is wrong.
+    The exit status is 2 if a key, a value or a profile is invalid.
     """
     cwd = working_directory(os.environ)
     found = find_files(environ=os.environ, cwd=cwd, config_file=file, search=file is None)
@@ -94,9 +94,9 @@ def validate(file: str | None, strict: bool, as_json: bool) -> int:
 
 
 def _problems(found: FoundFiles, cwd: Path) -> tuple[list[UsageError], list[str]]:
-    """Collect the mistakes in the files; if there are none, those in their combination.
+    """Return the mistakes in the files, or else in their combination, and warnings.
 
-    What submit would refuse is a mistake, too, if the files describe a whole job: without a profile
+    If the files describe a whole job, what submit would refuse is a mistake, too. Without a profile
     or a script, options of the command line may complete them.
     """
     from clusterrun.verbs.render import prepare  # `show` needs none of it
@@ -105,13 +105,15 @@ def _problems(found: FoundFiles, cwd: Path) -> tuple[list[UsageError], list[str]
     errors = [error for document in documents for error in document.errors]
     warnings = [text for document in documents for text in document.warnings]
     profiles = dict.fromkeys(name for each in documents for name in each.profiles)
-    for profile in (None, "", *profiles) if not errors else ():  # "": none, None: the default
+    combinations = (None, "", *profiles) if not errors else ()  # None: the default, "": no profile
+    for profile in combinations:
         try:
             resolved = resolve(found, {}, environ=os.environ, cwd=cwd, profile=profile)
             warnings += resolved.notes
             read_script(resolved)
             spec = resolved.spec
-            if (spec.script or spec.module) and (resolved.profile or not profiles):
+            has_script, has_profile = spec.script or spec.module, resolved.profile or not profiles
+            if has_script and has_profile:
                 if spec.cluster is Cluster.AUTO:  # this machine may lack Slurm
                     spec = dataclasses.replace(spec, cluster=Cluster.SLURM)
                 prepare(resolved._replace(spec=spec)).refuse_problem()
@@ -126,7 +128,7 @@ LISTED: Final = 2000  # names: a data directory may contain millions
 NAMED: Final = 5  # others, in a comment
 
 _TRAIN: Final = r"train|finetune|fine_tune|sft|^main|^run_"
-_NO: Final = r"test_|.*_test\.py\Z|(?:conftest|setup|__init__)\.py\Z"
+_NO_SCRIPT: Final = r"test_|.*_test\.py\Z|(?:conftest|setup|__init__)\.py\Z"
 _WIDTH: Final = 34  # where the comments begin
 _SETTING: Final = re.compile(r"( *)#?(\w+):(?: .*)?")
 _SECTION: Final = re.compile(r"(\w+):$")
@@ -159,7 +161,7 @@ launch:
   #strategy: ddp                  # none, ddp, fsdp, zero1, zero2, zero3, zero2-offload, ...
   #mixed_precision: auto          # no, fp16, bf16 or auto: the best that the GPUs support
   #setup: ["modules: cuda/12.4", "conda: llm"]    # also "venv: DIR", "uv: DIR" or a line of bash
-  #python: python3                # on the nodes; default: that of conda, venv or uv, else this one
+  #python: python3                # on the nodes; default: that of setup, else clusterrun's
 
 env:
   #TOKENIZERS_PARALLELISM: "false"
@@ -187,8 +189,8 @@ def init_command(directory: str, script: str | None, force: bool) -> None:
     """Write a starter clusterrun.yaml.
 
     Look for the training script in DIR, and ask Slurm once for partitions, GPU types, time limits
-    and your accounts. Without Slurm, configure this machine. You can use the file as it is; its
-    comments list other values.
+    and your accounts. Without Slurm, write settings for this machine. You can use the file as it
+    is; its comments list other values.
     """
     path = Path(directory) / PROJECT_FILE
     if os.path.lexists(path) and not force:
@@ -222,13 +224,14 @@ def find_scripts(directory: Path) -> list[str]:
         listed = sorted(each.name for each in itertools.islice(directory.iterdir(), LISTED))
     except OSError:
         return []
-    found = [x for x in listed if x.endswith(".py") and x.isprintable() and not re.match(_NO, x)]
-    likely = [name for name in found if re.search(_TRAIN, name)]
-    return sorted(likely, key=len) or (found if len(found) == 1 else [])
+    modules = (name for name in listed if name.endswith(".py") and name.isprintable())
+    scripts = [name for name in modules if not re.match(_NO_SCRIPT, name)]
+    likely = [name for name in scripts if re.search(_TRAIN, name)]
+    return sorted(likely, key=len) or (scripts if len(scripts) == 1 else [])
 
 
 def _names(names: Iterable[str]) -> str:
-    """List some names in a comment."""
+    """Return a list of at most NAMED names for a comment."""
     shown = list(names)
     return ", ".join([*shown[:NAMED], "..."] if len(shown) > NAMED else shown)
 
@@ -240,18 +243,17 @@ def _known_settings() -> dict[str, Known]:
     known = {"cluster": Known("slurm", "this machine has sbatch"), "slurm.nodes": Known("1")}
     rows = kinds(node_groups(None))  # one for each kind of nodes in a partition
     if not rows:
-        output.warn(
-            "sinfo did not answer", notes=("set the partition and the GPUs in clusterrun.yaml",)
-        )
+        todo = "set the partition and the GPUs in clusterrun.yaml"
+        output.warn("sinfo did not answer", notes=(todo,))
         return known
-    allowed = associations(current_user())
-    mine = {partition for _, partition in allowed} or {""}  # "": all partitions
-    usable = [row for row in rows if not mine.isdisjoint(("", row.partition))]
-    # A partition with GPUs: the default one, or the one with the most nodes.
+    allowed = associations(current_user())  # accounts, each with its only partition or ""
+    my_partitions = {partition for _, partition in allowed} or {""}  # "": all of them
+    usable = [row for row in rows if not my_partitions.isdisjoint(("", row.partition))]
+    # Prefer a partition with GPUs, then the default one, then the one with the most nodes.
     chosen = max(usable or rows, key=lambda row: (bool(row.gpus), row.is_default, row.count))
     name, limit_s = chosen.partition, min(chosen.limit_s or DAY_S, DAY_S)
     others = dict.fromkeys(row.partition for row in rows if row.partition != name)
-    accounts = dict.fromkeys(each for each, partition in allowed if partition in ("", name))
+    accounts = dict.fromkeys(account for account, where in allowed if where in ("", name))
     also = f"also: {_names(others)}" if others else ""
     known["slurm.partition"] = Known(yaml_text(name), also)
     known["slurm.time"] = Known(f'"{clock(limit_s)}"')
@@ -261,7 +263,7 @@ def _known_settings() -> dict[str, Known]:
         known["slurm.account"] = Known(None, f"one of: {_names(accounts)}; the default is charged")
     if not chosen.gpus:
         return {**known, "launch.device": Known("cpu", f"'{name}' has no GPUs")}
-    kind, number = chosen.gpus[0]  # what a whole node has
+    kind, number = chosen.gpus[0]  # of a whole node
     known["slurm.gpus_per_node"] = Known(str(number), "one rank per GPU; all GPUs of a node")
     if kind:
         known["slurm.gpu_type"] = Known(yaml_text(kind), f"requests gpu:{kind}:{number}")
@@ -269,14 +271,14 @@ def _known_settings() -> dict[str, Known]:
 
 
 class Known(NamedTuple):
-    """A value as YAML, and a comment beside it ("": that of the starter); None: only a comment."""
+    """A value for the starter file, and the comment beside it."""
 
-    value: str | None
-    comment: str = ""
+    value: str | None  # as YAML; None: write only the comment
+    comment: str = ""  # "": keep that of the starter
 
 
 def filled(known: Mapping[str, Known]) -> str:
-    """Return STARTER with what is known, by key, in place of the values it comments out.
+    """Return STARTER with the known settings in place of those that it comments out.
 
     >>> filled({"slurm.nodes": Known("3", "of 8")}).splitlines()[14]
     '  nodes: 3                        # of 8'

@@ -28,7 +28,7 @@ from clusterrun.shared import files
 from clusterrun.shared.hostlist import fold_hosts, fold_ranks
 from clusterrun.shared.state import JobState
 from clusterrun.shared.wording import count
-from clusterrun.verbs.diagnose import REPORTED, Diagnosis, diagnose, diagnose_logs, place_of, short
+from clusterrun.verbs.diagnose import REPORTERS, Diagnosis, diagnose, diagnose_logs, place_of, short
 from clusterrun.verbs.hangs import LASTING_S, Hang, groups, locate_ranks, sentences
 from clusterrun.verbs.remedies import retry_of, run_of, to_do
 from clusterrun.verbs.status import status
@@ -83,13 +83,13 @@ def command(
     clusterrun explain cuda_oom
     """
     if logs and (job or attempt or bundle or stacks):
-        raise UsageError("--log reads files, not a job", hint="drop --log, or JOB and its options")
+        raise UsageError("--log reads files, not a job", hint="pass --log alone, or leave it out")
     if stacks:
         return _show_stacks(job, as_json=as_json)
     if logs:
         found = diagnose_logs(logs, stdin=sys.stdin.buffer)
     else:
-        record = _find(job)
+        record = _find_job(job)
         name = f"job {record.job_id}" if record.job_id else record.name
         choose_attempts(name, record.paths.attempts(), attempt)  # refuses an unknown one
         found = diagnose(record, attempt=attempt)
@@ -107,8 +107,8 @@ def command(
     return error.exit_code if error else Exit.OK
 
 
-def _find(job: str | None) -> JobRecord:
-    """Find a job; if the word names a file instead, the error says how to diagnose that."""
+def _find_job(job: str | None) -> JobRecord:
+    """Find a job. If `job` names a file instead, the error says how to diagnose the file."""
     try:
         return find_announced(job)
     except JobNotFoundError as error:
@@ -119,31 +119,32 @@ def _find(job: str | None) -> JobRecord:
 
 
 def _rows(found: Diagnosis) -> Iterator[output.Row]:
-    """Yield what the diagnosis rests on, then the rows that `status` prints, with all advice."""
+    """Yield job, state and signs, then the rows that `status` prints, here with all advice."""
     if found.job:
         yield "job", f"{found.job.record.job_id or '-'}  {found.job.record.name}"
         attempt = f", attempt {found.attempt}" if found.attempt else ""
         yield "state", f"{output.painted_state(found.job.state.value)}{attempt}"
-    ending = list[output.Row]()
+    rows_below = list[output.Row]()
     if found.verdict or found.failure:
-        verdict, followed = short(found), _after(found)
-        ending += failure_rows(found.job, found.failure, verdict, found.attempt, followed=followed)
+        verdict, after = short(found), _consequences(found)
+        rows_below += failure_rows(found.job, found.failure, verdict, found.attempt, followed=after)
     if found.verdict is None:
         yield from _without_verdict(found)
     else:
-        yield from output.labelled("signs", _signs(found, "\n".join(text for _, text in ending)))
-    yield from ending
+        text_below = "\n".join(text for _, text in rows_below)
+        yield from output.labelled("signs", _signs(found, text_below))
+    yield from rows_below
 
 
-def _signs(found: Diagnosis, below: str) -> list[str]:
-    """Return the first two signs that are not in the text printed `below`."""
+def _signs(found: Diagnosis, text_below: str) -> list[str]:
+    """Return the first two signs that the text printed below does not repeat."""
     lines = [each.line for each in found.verdict.evidence] if found.verdict else []
     signs = [(cut(line.text.strip()), place_of(line, found)) for line in lines]
-    return [f"{place}: {text}" for text, place in signs if text not in below][:2]
+    return [f"{place}: {text}" for text, place in signs if text not in text_below][:2]
 
 
-def _after(found: Diagnosis) -> Iterator[str]:
-    """Yield the consequences: the first line of each kind, and how many followed."""
+def _consequences(found: Diagnosis) -> Iterator[str]:
+    """Yield the consequences: of each kind, the number of its lines and the first of them."""
     for each in found.verdict.consequences if found.verdict else ():
         where = f" on {count(len(each.ranks), 'rank')}" if each.ranks else ""
         yield f"{count(each.count, 'line')}{where} such as: {cut(each.first.text.strip())}"
@@ -168,6 +169,7 @@ def _without_verdict(found: Diagnosis) -> Iterator[output.Row]:
 def diagnosis_object(found: Diagnosis) -> dict[str, Any]:
     """Describe a diagnosis for JSON."""
     verdict = found.verdict
+    evidence = [each.line for each in verdict.evidence] if verdict else []
     doubts = found.job.suspicions if found.job else ()
     return {
         "job_id": (found.job.record.job_id or None) if found.job else None,
@@ -185,23 +187,24 @@ def diagnosis_object(found: Diagnosis) -> dict[str, Any]:
         ],
         "evidence": [
             {
-                "source": line.source.lower() if line.source in REPORTED else "log",
+                "source": line.source.lower() if line.source in REPORTERS else "log",
                 "file": line.file,
                 "line": line.number,
                 "rank": line.rank,
                 "node": line.node or None,
                 "text": line.text.strip(),
             }
-            for line in (each.line for each in (verdict.evidence if verdict else ()))
+            for line in evidence
         ],
     }
 
 
 def _verdict_object(verdict: Verdict, found: Diagnosis) -> dict[str, Any]:
     cause, first = verdict.cause, verdict.first
-    shortened = short(found)  # not None, as there is a verdict
-    run = run_of(found.job, shortened, found.attempt) if shortened and found.job else None
-    advice = to_do(shortened, run, found.failure) if shortened else []
+    shortened = short(found)
+    assert shortened is not None  # it shortens `verdict`
+    run = run_of(found.job, shortened, found.attempt) if found.job else None
+    advice = to_do(shortened, run, found.failure)
     return {
         "class": cause.id,
         "role": first.role.value,
@@ -212,7 +215,7 @@ def _verdict_object(verdict: Verdict, found: Diagnosis) -> dict[str, Any]:
         "first_ts": timestamp(first.line.at),
         "message": first.line.text.strip(),
         "frames": list(first.frames),
-        "retry": (retry_of(shortened, run) if shortened else verdict.retry).value,
+        "retry": retry_of(shortened, run).value,
         "exclude_nodes": list(verdict.nodes) if cause.blames_node else [],
         "means": cause.means,
         "do": [str(each) for each in advice],
@@ -234,7 +237,7 @@ def _show_stacks(job: str | None, *, as_json: bool) -> Exit:
 
 
 def _hang_lines(hang: Hang) -> Iterator[str]:
-    """Yield where the ranks are, and from flight recorders (FR) for which a collective waits."""
+    """Yield where the ranks are, and, from flight recorders (FR), which a collective waits for."""
     for group in groups(hang):
         nodes = {hang.nodes.get(rank, "?") for rank in group.ranks}
         ranks = f"{count(len(group.ranks), 'rank')}: {fold_ranks(group.ranks)}"
@@ -248,7 +251,7 @@ def _hang_lines(hang: Hang) -> Iterator[str]:
     yield from (f"FR      {text}" for text in texts)
     if stuck and stuck.since:
         yield f"        for {hang.looked_at - stuck.since:.0f} s"
-    if missing := len(hang.nodes) - hang.dumped:  # `nodes` maps every rank
+    if missing := len(hang.nodes) - hang.dumped:  # `nodes` has an entry for each rank
         label = "" if texts else "FR"
         ranks = count(missing, "rank")
         yield f"{label:<8}{ranks} left no dump: the flight recorder is off, or hangs"
@@ -257,40 +260,37 @@ def _hang_lines(hang: Hang) -> Iterator[str]:
 
 
 def _hang_object(hang: Hang) -> dict[str, Any]:
-    stuck = hang.stuck if hang.is_lasting else None
-    return {
-        "groups": [{**x._asdict(), "ranks": fold_ranks(x.ranks)} for x in groups(hang)],
-        "stuck": stuck
-        and {
+    waiting: dict[str, Any] | None = None
+    if hang.stuck is not None and hang.is_lasting:
+        stuck = hang.stuck
+        waiting = {
             "kind": stuck.kind.value,
             "group": stuck.group,
             "collective": stuck.call.op,
             "number": stuck.number,
             "where": stuck.call.where,
             "waiting": fold_ranks(stuck.waiting),
-            "ranks": fold_ranks(stuck.odd),
+            "ranks": fold_ranks(stuck.odd),  # those to blame
             "nodes": sorted({hang.nodes.get(rank, "?") for rank in stuck.odd}),
             "since": stuck.since or None,
-        },
-        "dumped": hang.dumped,
-        "silent": list(hang.silent),
-    }
+        }
+    places = [{**group._asdict(), "ranks": fold_ranks(group.ranks)} for group in groups(hang)]
+    return {"groups": places, "stuck": waiting, "dumped": hang.dumped, "silent": [*hang.silent]}
 
 
 # The archive of --bundle, which can be given to others: without secrets
 
 MOST_BYTES: Final = 256 * 1024  # of a file: its last part
-MOST_NODES: Final = 64  # whose logs are packed
-_LEAST_LETTERS: Final = 6  # of a value that is searched for; shorter ones are words
+MOST_NODES: Final = 64  # whose logs are packed, those of the verdict first
+_LEAST_LETTERS: Final = 6  # of a value that is replaced; a shorter one may be a common word
 _NO_TEXTS: Final = ("class", "role", "domain", "status", "ranks", "nodes", "retry")  # of a verdict
 
 
 def _pack(target: Path, record: JobRecord, found: Diagnosis) -> None:
     """Write a `.tgz` of a run's diagnosis, records, configuration and errors.
 
-    Of many nodes, those of the verdict come first. Values of variables that were passed by name are
-    removed; no output is packed if this shell may lack one of these values. Raises ClusterrunError
-    if `target` exists or cannot be written.
+    Values of variables that were passed by name are removed; no output is packed if this shell may
+    lack one of these values. Raises ClusterrunError if `target` exists or cannot be written.
     """
     import io
     import tarfile
@@ -299,7 +299,7 @@ def _pack(target: Path, record: JobRecord, found: Diagnosis) -> None:
 
     unknown = unknown_names(record.paths)
     values = {name: os.environ.get(name, "") for name in passed_names(record.paths)}
-    texts, names = _packed(record.paths, found, with_output=not unknown), set[str]()
+    texts, packed = _files(record.paths, found, with_output=not unknown), set[str]()
     try:
         with target.open("xb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
             os.fchmod(file.fileno(), 0o600)
@@ -308,20 +308,19 @@ def _pack(target: Path, record: JobRecord, found: Diagnosis) -> None:
                 entry = tarfile.TarInfo(f"{record.name}-{record.run_id}/{name}")
                 entry.size, entry.mode = len(data), 0o600
                 archive.addfile(entry, io.BytesIO(data))
-                names.add(name)
+                packed.add(name)
     except OSError as error:
         text, cause = f"cannot write {target}", error.strerror or ""
         raise ClusterrunError(text, cause=cause, hint="name another file") from error
-    output.say(f"packed {count(len(names), 'file')} into {target}; read it before you send it")
+    output.say(f"packed {count(len(packed), 'file')} into {target}; read it before you send it")
     if unknown:
-        output.note(
-            f"no logs or messages are packed: this shell may lack the job's {', '.join(unknown)}; "
-            "set these variables as when you submitted the job, and pack again"
-        )
+        lack = f"this shell may lack the job's {', '.join(unknown)}"
+        advice = "set these variables as when you submitted the job, and pack again"
+        output.note(f"no logs or messages are packed: {lack}; {advice}")
 
 
 def _without_values(values: Mapping[str, str], text: str) -> str:
-    """Remove values, the longest first: one may begin like another."""
+    """Replace values by their variables' names, the longest first: it may contain another."""
     for name, value in sorted(values.items(), key=lambda item: -len(item[1])):
         if len(value) < _LEAST_LETTERS and not is_secret(name, value):
             continue
@@ -331,29 +330,30 @@ def _without_values(values: Mapping[str, str], text: str) -> str:
     return redacted(text)
 
 
-def _packed(paths: RunPaths, found: Diagnosis, *, with_output: bool) -> Iterator[tuple[str, str]]:
+def _files(paths: RunPaths, found: Diagnosis, *, with_output: bool) -> Iterator[tuple[str, str]]:
     """Yield the name and text of each file; without `with_output`, none that a rank printed."""
     answer, attempt = diagnosis_object(found), found.attempt
     verdict = answer["verdict"] or {}
-    shown = answer if with_output else {"verdict": {n: verdict.get(n) for n in _NO_TEXTS}}
+    shown = answer if with_output else {"verdict": {name: verdict.get(name) for name in _NO_TEXTS}}
     yield "diagnosis.json", json.dumps(shown, indent=2) + "\n"
-    # Not the other scripts: job.sbatch contains all these files.
+    # The other scripts are left out: job.sbatch contains copies of these files.
     configuration = (paths.resolved, paths.plan, paths.accelerate, paths.deepspeed)
     of_run = (paths.env_script, paths.record)
     outputs = [paths.end, paths.batch_output, paths.outcome(attempt)]
     blamed = verdict.get("nodes", ())
     for kind in (
-        paths.log_errors(attempt, "any").parent.glob("*.err"),  # a file for each node
+        paths.log_errors(attempt, "any").parent.glob("*.err"),  # one for each node, "any" is none
         paths.events_dir.glob("*.jsonl"),
         paths.rank_errors(attempt, "any").parent.glob("*.jsonl"),
     ):
-        by_blame = sorted(kind, key=lambda path: (path.stem not in blamed, path.name))
-        outputs += by_blame[:MOST_NODES]
+        blamed_first = sorted(kind, key=lambda path: (path.stem not in blamed, path.name))
+        outputs += blamed_first[:MOST_NODES]
     record = replace(read_attempt(paths, attempt), secret="")
     name = paths.attempt_record(attempt).relative_to(paths.root).as_posix()
     yield name, reading.as_text(record, SCHEMA)
     for path in (*configuration, *of_run, *(outputs if with_output else ())):
         data = files.end_of(path, MOST_BYTES)
-        data = data[data.find(b"\n") + 1 :] if len(data) == MOST_BYTES else data  # whole lines
+        if len(data) == MOST_BYTES:  # the first line may have been cut
+            data = data[data.find(b"\n") + 1 :]
         if data:
             yield path.relative_to(paths.root).as_posix(), data.decode("utf-8", "replace")

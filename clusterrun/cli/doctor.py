@@ -37,8 +37,8 @@ def command(
 ) -> Exit:
     """Check that this machine, Slurm or nodes can run a job.
 
-    With a script, doctor takes the options of submit and submits nothing. With --nodes and no
-    script, a job of at most 5 minutes checks N nodes, each alone and then all together. The exit
+    doctor takes the options of submit. With --nodes and no script, a job of at most 5 minutes
+    checks N nodes, each alone and then all together; otherwise doctor submits nothing. The exit
     status is 3 if a check failed, 0 if not. PREFIX is the beginning of a check's id.
 
     \b
@@ -47,10 +47,10 @@ def command(
     clusterrun doctor --nodes 4 --gpus-per-node 8 -p gpu
     clusterrun doctor --only slurm --only path
     """
-    # An option may have several prefixes, separated by commas.
-    only, skip = (tuple(",".join(each).split(",")) if each else () for each in (only, skip))
+    only = tuple(prefix for value in only for prefix in value.split(","))
+    skip = tuple(prefix for value in skip for prefix in value.split(","))
     subject = doctor.subject_of(job.load())
-    checks = doctor.chosen(subject, only, skip)
+    checks = doctor.chosen_checks(subject, only, skip)
     facts: dict[str, object] = {"job_id": None, "run_dir": None, "exclude": None}
     is_trial = "nodes" in job.flags and not {"script", "module"} & job.flags.keys()
     found = _print_early(doctor.examine(subject, checks, before_nodes=is_trial), as_json)
@@ -59,15 +59,14 @@ def command(
     elif is_trial:
         smoke = doctor.check_nodes(subject.prepared.resolved, output.say)
         of_nodes, exclude = doctor.findings(smoke)
-        facts = {"job_id": smoke.job_id, "run_dir": str(smoke.run_dir)}
-        facts["exclude"] = exclude or None
+        facts = {"job_id": smoke.job_id, "run_dir": str(smoke.run_dir), "exclude": exclude or None}
         found += _print_early([x for x in of_nodes if doctor.is_chosen(x.id, only, skip)], as_json)
         output.say(f"the nodes' reports are in {smoke.run_dir / DIRECTORY}")
     return _print_rest(found, facts, as_json)
 
 
 def _print_early(found: list[Finding], as_json: bool) -> list[Finding]:
-    """Print and return findings; on a terminal print only what is ok: the rest comes last."""
+    """Print findings and return all; on a terminal, print only what is ok and leave the rest."""
     for each in found:
         if not as_json and (each.severity is Severity.OK or not output.is_on_terminal()):
             output.answer_finding(each)
@@ -75,7 +74,7 @@ def _print_early(found: list[Finding], as_json: bool) -> list[Finding]:
 
 
 def _print_rest(found: list[Finding], facts: dict[str, object], as_json: bool) -> Exit:
-    """Print what is left, or all as one JSON object; skipped checks only with --verbose."""
+    """Print what `_print_early` left, or JSON with `facts` of the trial; return the exit status."""
     counts = Counter(each.severity for each in found)
     if as_json:
         numbers = {status.value: counts[status] for status in Severity}

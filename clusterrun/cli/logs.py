@@ -151,8 +151,7 @@ def _note_silent_failures(request: Request) -> None:
         failure = read_outcome(request.record.paths, attempt)
         if failure and failure.cause.is_failure and failure.cause is not Cause.EXCEPTION:
             of = f" of attempt {attempt}" if len(request.attempts) > 1 else ""
-            text = "\n  ".join(failure_lines(failure))
-            output.note(f"first failure{of}: {text}")
+            output.note(f"first failure{of}: " + "\n  ".join(failure_lines(failure)))
 
 
 def _print_lines(request: Request, printer: LogPrinter) -> bool:
@@ -175,18 +174,15 @@ def _print_lines(request: Request, printer: LogPrinter) -> bool:
 
 def find_files(request: Request) -> list[LogFile]:
     """List the logs of the attempts. Raises UsageError if none of the named nodes has one."""
-    files = [
-        file
-        for attempt in request.attempts
-        for file in request.catalogue.files(attempt)
-        if file.kind is not FileKind.ERRORS
-    ]
+    every = [file for attempt in request.attempts for file in request.catalogue.files(attempt)]
+    files = [file for file in every if file.kind is not FileKind.ERRORS]
     if request.nodes is None:
         return files
     missing = request.nodes - {file.node for file in files}
     if missing and not files:
-        there = catalogue_of(request.record, None, batch=False).files(request.first_attempt)
-        others = fold_hosts(file.node for file in there)
+        # `request.catalogue` has only what was asked for; for a hint, one attempt is enough.
+        every_node = catalogue_of(request.record, nodes=None, batch=False)
+        others = fold_hosts(file.node for file in every_node.files(request.first_attempt))
         hint = f"choose from {others}" if others else ()
         raise UsageError(f"no log of {fold_hosts(missing)}", hint=hint)
     if missing:
@@ -232,7 +228,7 @@ def _why_it_waits(title: str, now: JobStatus) -> str:
 
 def _note_what_was_left_out(request: Request, count: int, size: int, *, is_cut: bool) -> None:
     """Report what was not printed: `count` lines were, of `size` bytes in all."""
-    if request.tail == 0:
+    if request.tail == 0:  # no lines were asked for
         return
     if count == 0:
         is_overview = request.query.overview
@@ -245,9 +241,9 @@ def _note_what_was_left_out(request: Request, count: int, size: int, *, is_cut: 
         sides = [side for n in request.attempts for side in request.catalogue.files(n)]
         full = [side for side in sides if side.kind is FileKind.ERRORS and has_left_out(side)]
         if full:  # there was no room for all error lines
-            nodes, found = fold_hosts({side.node for side in full}), "(?i)error|warn|traceback"
-            instead = f"-a -n all -g '{found}', without --errors"
-            output.note(f"some error lines of {nodes} are in the log only ({instead})")
+            nodes, pattern = fold_hosts({side.node for side in full}), "(?i)error|warn|traceback"
+            instead = f"-a -n all -g '{pattern}', without --errors"
+            output.note(f"some error lines of {nodes} are only in the log: print it with {instead}")
 
 
 def _note_which_lines(request: Request, count: int, size: int, *, is_cut: bool) -> None:
@@ -271,7 +267,7 @@ def follow_job(request: Request) -> int:
     watch = _Watch(request.record)
     try:
         _print_until_the_end(request, watch)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt:  # after a terminal's ^C, `say_interrupted` begins a new line
         say = output.say_interrupted if output.is_interactive() else output.say
         say(f"{title_of(request.record)} keeps running")
         return Exit.INTERRUPTED
@@ -283,7 +279,7 @@ def follow_job(request: Request) -> int:
 
 
 def _print_until_the_end(request: Request, watch: _Watch) -> None:
-    """Print lines as they come; print which nodes failed once no line of the ranks waits."""
+    """Print lines as they come; print which nodes failed once the lines before that are printed."""
     known = [file.node for file in find_files(request)]
     printer = LogPrinter(request=request, nodes=known or request.nodes or (), is_following=True)
     entries = follow(
@@ -295,13 +291,13 @@ def _print_until_the_end(request: Request, watch: _Watch) -> None:
         tail=request.tail,
         folded=request.folds,
     )
-    left: list[LogLine] = []
+    ends: list[LogLine] = []  # END records that were not printed yet
     try:
         for entry in entries:
-            watch.see(entry)
+            watch.take(entry)
             match entry:
                 case LogLine(stream=Stream.END):
-                    left.append(entry)
+                    ends.append(entry)
                 case LogLine():
                     printer.print_lines([entry])
                 case NewAttempt(attempt=attempt):
@@ -309,9 +305,9 @@ def _print_until_the_end(request: Request, watch: _Watch) -> None:
                 case Joined(files=files):
                     print_joined(files, printer)
                 case Pause():
-                    print_left(left, printer)
+                    print_failed_nodes(ends, printer)
                     printer.pause()
-        print_left(left, printer)
+        print_failed_nodes(ends, printer)
     finally:
         printer.finish()
     if watch.now is not None:
@@ -325,41 +321,40 @@ def print_joined(files: tuple[LogFile, ...], printer: LogPrinter) -> None:
     printer.note(f"+ {nodes} ({wording.count(ranks, 'rank')})" if ranks else f"+ {nodes}")
 
 
-def print_left(left: list[LogLine], printer: LogPrinter) -> None:
-    """Print which nodes failed, after a minus sign; the agents' lines and the end give reasons."""
-    ends: dict[int, list[str]] = {}
-    for end in left:
+def print_failed_nodes(ends: list[LogLine], printer: LogPrinter) -> None:
+    """Print which nodes failed, after a minus sign, and clear the list, so each appears once."""
+    nodes_by_code: dict[int, list[str]] = {}
+    for end in ends:
         if code := parse_end(end.text):
-            ends.setdefault(code, []).append(end.node)
-    for code, nodes in ends.items():
+            nodes_by_code.setdefault(code, []).append(end.node)
+    for code, nodes in nodes_by_code.items():
         printer.note(f"- {fold_hosts(nodes)} exited {code}")
-    left.clear()
+    ends.clear()
 
 
 class _Watch:
     """Looks now and then whether the job has ended, sooner once a node's log is complete."""
 
     def __init__(self, record: JobRecord) -> None:
-        self._record, self._polled = record, poll(record)
+        self._record, self._polled, self._line = record, poll(record), WaitLine()
         self._due_at = float("-inf")  # when to look again
         self._said = ""  # what was reported last
-        self._is_over = self._prints = False
-        self._line = WaitLine()
+        self._is_over = self._has_printed = False
         self.now: JobStatus | None = None
 
-    def see(self, entry: Entry) -> None:
-        """Show on a terminal what an attempt does until it prints."""
+    def take(self, entry: Entry) -> None:
+        """Have the job polled when a node's log ends; show what an attempt does until it prints."""
         is_end = isinstance(entry, LogLine) and entry.stream is Stream.END
         if is_end:  # the job probably ends as well: ask at once
             self._polled, self._due_at = poll(self._record), float("-inf")
         if not isinstance(entry, Pause):
             output.clear_progress()
-            self._prints = isinstance(entry, LogLine) and not is_end
-        elif self.now and not self._prints:
+            self._has_printed = isinstance(entry, LogLine) and not is_end
+        elif self.now and not self._has_printed:
             self._line.show(self.now)
 
     def ended(self) -> bool:
-        """Return whether the job has ended, or its scheduler has forgotten it."""
+        """Poll the job if it is time; return whether it ended or its scheduler has forgotten it."""
         if time.monotonic() >= self._due_at:
             now, self._is_over, pause_s = next(self._polled)
             self.now = now

@@ -141,8 +141,7 @@ def _query(record: JobRecord, streams: frozenset[Stream] | None, wanted: dict[st
         raise UsageError(f"--errors and --stream {BATCH} cannot be combined", hint="keep one")
     ranks = None
     if wanted["ranks"] is not None:
-        of = f"{title_of(record)} has ranks"
-        ranks = parse_ranks(wanted["ranks"], record.world_size, of=of)
+        ranks = parse_ranks(wanted["ranks"], record.world_size, of=f"{title_of(record)} has ranks")
     given = any(each is not None for each in (ranks, wanted["nodes"], wanted["streams"]))
     has_choice = wanted["all_ranks"] or wanted["errors"] or given
     since_us, until_us = (
@@ -191,8 +190,8 @@ def _moment(option: str, text: str | None, *, record: JobRecord, batch: bool) ->
     if text is None:
         return None
     if batch:
-        whose = f"the batch script of {title_of(record)}"
-        raise UsageError(f"{option}: the output of {whose} has no times", hint=f"drop {option}")
+        who = f"the batch script of {title_of(record)}"
+        raise UsageError(f"{option}: the output of {who} has no times", hint=f"leave out {option}")
     try:
         return parse_moment(text, datetime.now())
     except UsageError as error:
@@ -228,7 +227,7 @@ def parse_moment(text: str, now: datetime) -> int:
 
 _AT_ONCE = 256
 _CLEAR = b"\r\x1b[K"
-MOST_KEPT = 100_000  # folded lines held to the end, to be counted
+MOST_KEPT = 100_000  # folded lines that are held until the last ones are known
 
 
 class LogPrinter:
@@ -250,7 +249,8 @@ class LogPrinter:
 
     def print_lines(self, lines: Sequence[LogLine]) -> None:
         """Print lines, or hold them until their rest or their copies arrive."""
-        # The view joins raw lines: `_write` counts them as one, and would hold too much.
+        # The raw view joins several lines into one entry: `_write`, which counts entries, would
+        # hold too much. Flushing them drops none: only folded text has a `_most`.
         write = self._flush if isinstance(self._view, RawView) and len(lines) > 1 else self._write
         for start in range(0, len(lines), _AT_ONCE):
             self._view.show_all(lines[start : start + _AT_ONCE])
@@ -322,7 +322,7 @@ class LogPrinter:
         )
 
     def _most_lines(self) -> int | None:
-        """Return how many folded lines are written at most; None for all."""
+        """Return the most lines to write; None for all. Only folded ones have not been counted."""
         tail = self.request.tail
         is_all = self.is_following or not self.request.folds or (tail or 0) > MOST_KEPT
         return None if is_all else tail

@@ -32,7 +32,7 @@ clusterrun help exit-codes                         explain the exit statuses"""
 
 EXIT_CODES: Final = """\
 0    done, or the answer is yes
-1    the operation failed (sbatch refused the job), or plan has no verdict
+1    the operation failed (e.g. sbatch refused the job), or plan has no verdict
 2    the command line or the configuration is invalid; nothing was started
 3    done, and the answer is no (status --exit-status of a job that did not complete)
 4    no such job or run
@@ -116,11 +116,7 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the table, by heading."""
         for heading in dict.fromkeys(verb.heading for verb in VERBS.values()):
-            rows = [
-                (f"{name:<10}", verb.summary)
-                for name, verb in VERBS.items()
-                if verb.heading == heading
-            ]
+            rows = [(f"{name:<10}", x.summary) for name, x in VERBS.items() if x.heading == heading]
             with formatter.section(heading):
                 formatter.write_dl(rows)
 
@@ -148,7 +144,7 @@ def _with_global_options(command: click.Command) -> click.Command:
     choice = {**flag, "is_flag": False, "type": click.Choice(COLOURS)}
     quiet = "-Q" if "-q" in known else "-q"  # sbatch: -q is --qos, -Q is --quiet
     used, whole = "print the files and settings that are used", "print this help with all options"
-    is_short = isinstance(command, GroupedCommand)
+    is_short = isinstance(command, GroupedCommand)  # its --help leaves out uncommon options
     options = [
         GroupedOption(["--color"], help="colour the output  [default: auto]", **rare, **choice),
         GroupedOption([quiet, "--quiet"], help="suppress notes", **rare, **flag),
@@ -227,7 +223,7 @@ def _run(args: list[str]) -> int:
         output.print_error(error)
         return error.exit_code
     except click.UsageError as error:
-        _read_session(args)
+        _set_output_options(args)
         output.print_error(_from_click(error, args))
         return Exit.USAGE
     except click.ClickException as error:
@@ -254,10 +250,10 @@ def _invoke(args: list[str]) -> int:
         return Exit.OK
     if args[:1] == ["help"]:
         args = [*args[1:], "--help"]
-    if ElsewhereError.VARIABLE in os.environ:
-        from clusterrun.cli.shared.forward import arrive
+    if ElsewhereError.VARIABLE in os.environ:  # set by `forward` on another host
+        from clusterrun.cli.shared.forward import accept_forwarded
 
-        arrive()
+        accept_forwarded()
     try:
         with group.make_context("clusterrun", list(args)) as ctx:
             try:
@@ -265,7 +261,7 @@ def _invoke(args: list[str]) -> int:
             except ElsewhereError as there:  # the verb runs on the host that has the run
                 from clusterrun.cli.shared import forward  # imports what runs commands
 
-                if ctx.invoked_subcommand not in forward.VERBS:  # it would start another run there
+                if ctx.invoked_subcommand not in forward.VERBS:  # resubmit would start a run there
                     raise
                 result = forward.forward(args, there, ctx.invoked_subcommand)
     except ClickExit as leaving:
@@ -273,8 +269,8 @@ def _invoke(args: list[str]) -> int:
     return result if isinstance(result, int) else Exit.OK
 
 
-def _read_session(args: list[str]) -> None:
-    """Find the output options in a command line that click could not parse."""
+def _set_output_options(args: list[str]) -> None:
+    """Set the output options of a command line that click could not parse, to print its error."""
     own = itertools.takewhile(lambda word: word != "--" and not word.endswith(".py"), args)
     words = " ".join(own).replace("=", " ").split()
     output.session.json = "--json" in words

@@ -98,20 +98,20 @@ def command(
     resolved = job.load()
     for text in resolved.notes:
         output.note(text)
-    question = question_of(resolved, is_open=recommends)
+    question = question_of(resolved, undecided=recommends)  # its setup is still to be chosen
     for text in assumptions_of(resolved):
         output.note(text)
     if recommends:
         return _recommend(question, as_json=as_json)
-    around = neighbours(question, what) if what else []
+    questions = neighbours(question, what) if what else []
     if not what and question.gpu_bytes and counts_activations(question.setup):
-        around = neighbours(question, "micro-batch")[-2:]  # larger ones
-    answer, *near = map(estimate, (question, *around))
-    others = alternatives(question) if answer.lacks_memory else []
+        questions = neighbours(question, "micro-batch")[-2:]  # those with larger micro-batches
+    answer, *near = map(estimate, (question, *questions))
+    choices = alternatives(question) if answer.lacks_memory else []
     if as_json:
-        output.answer_json(_estimate_object(answer, near, others))
+        output.answer_json(_estimate_object(answer, near, choices))
     else:
-        plan_view.show(answer, near, what_if=what, others=others)
+        plan_view.show(answer, near, what_if=what, would_fit=choices)
     return {None: Exit.FAILED, Fit.NO: Exit.NO}.get(answer.verdict, Exit.OK)
 
 
@@ -132,7 +132,7 @@ def _recommend(question: Question, *, as_json: bool) -> Exit:
 
 
 def _compare(job: str | None, *, as_json: bool) -> None:
-    """Compare a run, or the newest, with its estimate. Raises ClusterrunError without reports."""
+    """Print a run's estimate beside its measurements (None: the newest). Raises ClusterrunError."""
     record = find_record(job)
     try:
         answer = estimate(question_of(configuration(record)))
@@ -140,8 +140,8 @@ def _compare(job: str | None, *, as_json: bool) -> None:
         text = f"job {record.job_id} has no estimate: {error.message}"
         hint = "describe the training under training: in clusterrun.yaml, and submit again"
         raise ClusterrunError(text, hint=hint) from error
-    found = measure(record.paths)
-    compared, rows = _compared(answer, found)
+    measured = measure(record.paths)
+    compared, rows = _compared(answer, measured)
     if not rows:
         text = f"job {record.job_id} has no measurements yet"
         steps = "call clusterrun.runtime.step in the script to measure steps"
@@ -151,34 +151,34 @@ def _compare(job: str | None, *, as_json: bool) -> None:
         output.answer_json({**head, "job_id": record.job_id, "compared": compared})
         return
     output.answer_table(("WHAT", "ESTIMATED", "MEASURED", "RATIO"), rows)
-    if found.step_s is not None:
+    if measured.step_s is not None:
         if answer.time is None:
             output.note(f"the step time is not estimated: {unknown_speed(answer.question)}")
-        output.note(f"pass --step-time {found.step_s:.4g}s to plan with the measured time")
+        output.note(f"pass --step-time {measured.step_s:.4g}s to plan with the measured time")
 
 
 def _compared(
-    answer: Estimate, found: Measured
+    answer: Estimate, reported: Measured
 ) -> tuple[dict[str, dict[str, float | None]], list[tuple[str, ...]]]:
     """Return all quantities, for --json, and the rows of a table of those that were measured."""
     gpu, step = answer.gpu_memory, answer.time.step.mid_s if answer.time else None
-    # What ranks report is torch's allocator: no margin, no context.
-    allocated = total(x for x in gpu.terms if x.name != CONTEXT) if gpu else None
+    # Ranks report what torch's allocator holds: without the CUDA context and the margin.
+    allocated = total(term for term in gpu.terms if term.name != CONTEXT) if gpu else None
     saved = total(checkpoint_terms(answer.question.setup))
-    pairs: list[tuple[str, Callable[[float], str], float | None, float | None]] = [
-        ("step time", "{:.4g} s".format, step, found.step_s),
-        ("steps", "{:,.0f}".format, answer.steps.total, found.steps),
-        ("allocated per GPU", _gib, allocated, found.gpu_bytes),
-        ("host memory", _gib, answer.host_memory.total_bytes, found.host_bytes),
-        ("checkpoint", plan_view.gigabytes, saved, found.checkpoint_bytes),
+    quantities: list[tuple[str, Callable[[float], str], float | None, float | None]] = [
+        ("step time", "{:.4g} s".format, step, reported.step_s),
+        ("steps", "{:,.0f}".format, answer.steps.total, reported.steps),
+        ("allocated per GPU", _gib, allocated, reported.gpu_bytes),
+        ("host memory", _gib, answer.host_memory.total_bytes, reported.host_bytes),
+        ("checkpoint", plan_view.gigabytes, saved, reported.checkpoint_bytes),
     ]
     compared, rows = {}, list[tuple[str, ...]]()
-    for name, text, predicted, measured in pairs:
+    for name, write, predicted, measured in quantities:
         ratio = measured / predicted if predicted and measured is not None else None
         compared[name] = {"predicted": predicted, "measured": measured, "ratio": ratio}
         if measured is not None:
-            guess = "unknown" if predicted is None else text(predicted)
-            rows.append((name, guess, text(measured), "-" if ratio is None else f"{ratio:.2f}"))
+            guess = "unknown" if predicted is None else write(predicted)
+            rows.append((name, guess, write(measured), "-" if ratio is None else f"{ratio:.2f}"))
     return compared, rows
 
 
@@ -187,28 +187,28 @@ def _gib(size: float) -> str:
 
 
 def _estimate_object(
-    answer: Estimate, around: Sequence[Estimate] = (), others: Sequence[Choice] = ()
+    answer: Estimate, near: Sequence[Estimate] = (), choices: Sequence[Choice] = ()
 ) -> dict[str, Any]:
-    """Describe an estimate, with its formulas; in short, its neighbours and alternatives."""
+    """Describe an estimate with its formulas; describe neighbours and alternatives in short."""
     question, setup = answer.question, answer.question.setup
-    found = {name: _plain(getattr(answer, name)) for name in ("host_memory", "gpu_memory", "disk")}
-    found["disk"] |= {"keep": question.keep, "keep_best": question.keep_best}
+    needs = {name: _plain(getattr(answer, name)) for name in ("host_memory", "gpu_memory", "disk")}
+    needs["disk"] |= {"keep": question.keep, "keep_best": question.keep_best}
     names = ("steps", "gpu_hours", "cost", "speedup", "loader", "notes", "verdict")
     return {
         "schema": SCHEMA,
         "summary": plan_view.verdict_line(answer),
         "alternatives": [
             {"options": plan_view.changed_options(choice.setup, setup), **_choice(choice)}
-            for choice in others
+            for choice in choices
         ],
         "inputs": _inputs(question),
         "batch": _batch(setup.effective_batch, setup),
         "lr": _plain(answer.rates),
         "time": _time(answer),
         "links": _plain(question.links(question.gpu)) if question.gpu else None,
-        "what_if": [_neighbour(each) for each in around],
+        "what_if": [_neighbour_object(each) for each in near],
         **{name: _plain(getattr(answer, name)) for name in names},
-        **found,
+        **needs,
     }
 
 
@@ -227,15 +227,15 @@ def _choices_object(choices: Sequence[Choice], question: Question) -> dict[str, 
 
 
 def _plain(value: Any) -> Any:
-    """Return a dataclass as an object; of a need, what is shown instead of how it is judged."""
+    """Return a dataclass as a dict for JSON; a `Need` with its total and its verdict."""
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return value
-    found = dataclasses.asdict(value)
-    if "capacity_bytes" in found:  # it is a need
-        left_out = ("margin", "is_part", "fits_below")
-        found |= {name: getattr(value, name) for name in ("total_bytes", "verdict")}
-        return {key: each for key, each in found.items() if key not in left_out}
-    return found
+    fields = dataclasses.asdict(value)
+    if "capacity_bytes" in fields:  # it is a `Need`
+        left_out = ("margin", "is_part", "fits_below")  # total and verdict include them
+        fields |= {name: getattr(value, name) for name in ("total_bytes", "verdict")}
+        return {key: each for key, each in fields.items() if key not in left_out}
+    return fields
 
 
 def _inputs(question: Question) -> dict[str, Any]:
@@ -273,21 +273,22 @@ def _time(answer: Estimate) -> dict[str, Any] | None:
         },
         "samples_per_s": time.samples_s,
         "tokens_per_s": plan_view.tokens_per_s(time, answer.question.setup),
-        "parts": _plain(time.cost),
+        "parts": _plain(time.cost),  # of a step
         "basis": time.step.basis,
         **{name: getattr(time, name) for name in ("filled", "mfu", "segments")},
     }
 
 
-def _neighbour(found: Estimate) -> dict[str, Any]:
-    time, gpu = found.time, found.question.gpu
+def _neighbour_object(answer: Estimate) -> dict[str, Any]:
+    """Describe in short an estimate that differs from the requested one in a single setting."""
+    time, gpu = answer.time, answer.question.gpu
     return {
-        **_setup(found.question.setup),
+        **_setup(answer.question.setup),
         "gpu": gpu.name if gpu else None,
         "step_s": time.step.mid_s if time else None,
         "total_s": time.whole.mid_s if time and time.whole else None,
-        "cost": found.cost,
-        "gpu_bytes": found.gpu_memory.total_bytes if found.gpu_memory else None,
-        "host_bytes": found.host_memory.total_bytes,
-        "verdict": found.verdict,
+        "cost": answer.cost,
+        "gpu_bytes": answer.gpu_memory.total_bytes if answer.gpu_memory else None,
+        "host_bytes": answer.host_memory.total_bytes,
+        "verdict": answer.verdict,
     }

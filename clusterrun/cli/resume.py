@@ -15,7 +15,7 @@ from clusterrun.verbs.find import FORWARDED
 from clusterrun.verbs.render import prepare
 from clusterrun.verbs.resume import (
     Resumption,
-    change,
+    changed_settings,
     newest_failed,
     prepare_resume,
     resume_prepared,
@@ -62,80 +62,80 @@ def command(
     clusterrun resume 4711 --time 2-0 --partition long
     clusterrun resume 4711 -- --max-steps 400
     """
-    plan = prepare_resume(
+    resumption = prepare_resume(
         _find_run(run), start, job.flags, job.overrides, exclude_bad=exclude_bad, force=force
     )
-    if plan.is_complete:
-        _say_complete(plan, answer)
+    if resumption.is_complete:
+        _say_complete(resumption, answer)
         return Exit.OK
-    plan.prepared.refuse_problem()
-    warnings = submission.print_notes(plan.prepared)
-    _print_steps(plan)
+    resumption.prepared.refuse_problem()
+    warnings = submission.print_notes(resumption.prepared)
+    _print_resumption(resumption)
     if dry_run:
         output.note("--dry-run: nothing was submitted")
         if answer.as_json:
-            output.answer_json(_object(plan, plan.status.record, []))
+            output.answer_json(_to_object(resumption, resumption.status.record, []))
         return Exit.OK
-    submission.confirm_size(plan.prepared.plan, yes=answer.yes)
-    record = resume_prepared(plan)
-    return submission.answer_and_wait(record, _object(plan, record, warnings), answer)
+    submission.confirm_size(resumption.prepared.plan, yes=answer.yes)
+    record = resume_prepared(resumption)
+    return submission.answer_and_wait(record, _to_object(resumption, record, warnings), answer)
 
 
 def _find_run(run: str | None) -> JobRecord:
     """Find a run; without a name, the newest that ended without completing, or the newest."""
-    record = None if run or FORWARDED else newest_failed()
+    record = None if run or FORWARDED else newest_failed()  # FORWARDED: chosen on another machine
     if record is not None:
         output.say(f"using job {record.job_id} ({record.name}, the newest that did not complete)")
     return record or job_view.find_announced(run)
 
 
-def _say_complete(plan: Resumption, answer: options.HowToAnswer) -> None:
+def _say_complete(resumption: Resumption, answer: options.HowToAnswer) -> None:
     """Say that the run needs no further attempt, and how to train on."""
-    name = plan.status.record.job_id or plan.status.record.run_id
+    name = resumption.status.record.job_id or resumption.status.record.run_id
     advice = f"to train further, pass new arguments: clusterrun resume {name} -- ARGS"
-    if plan.start.checkpoint is None:
+    if resumption.start.checkpoint is None:
         advice = f"the run has no checkpoint; to train again: clusterrun resubmit {name}"
-    output.note(f"run {plan.status.record.run_id} is complete; {advice}")
+    output.note(f"run {resumption.status.record.run_id} is complete; {advice}")
     if answer.as_json:
-        output.answer_json(_object(plan, plan.status.record, []))
+        output.answer_json(_to_object(resumption, resumption.status.record, []))
     elif answer.parsable:
-        output.answer(plan.status.record.job_id)
+        output.answer(resumption.status.record.job_id)
 
 
-def _print_steps(plan: Resumption) -> None:
+def _print_resumption(resumption: Resumption) -> None:
     """Print how the run ended, where its next attempt starts, and what changes."""
-    output.detail("ended", f"job {plan.status.record.job_id}: {_failure(plan)}")
-    output.detail("from", _start_text(plan), *plan.start.passed_over)
-    submission.print_changes(plan.changed)
-    if batch := _batch_change(plan):
+    output.detail("ended", f"job {resumption.status.record.job_id}: {_how_it_ended(resumption)}")
+    output.detail("from", _start_text(resumption), *resumption.start.passed_over)
+    submission.print_changes(resumption.changed)
+    if batch := _batch_change(resumption):
         output.detail("batch", batch)
-    output.detail("attempt", str(plan.status.attempt + 1))
-    if plan.status.record.paths.project.is_dir():
-        again = f"clusterrun resubmit {plan.status.record.job_id}"
+    output.detail("attempt", str(resumption.status.attempt + 1))
+    if resumption.status.record.paths.project.is_dir():
+        again = f"clusterrun resubmit {resumption.status.record.job_id}"
         output.note(f"the hosts run the copy that submit made; to run changed files: {again}")
 
 
-def _failure(plan: Resumption) -> str:
+def _how_it_ended(resumption: Resumption) -> str:
     """Return why the last attempt ended: from its outcome, or else from its events."""
-    last = plan.status.attempts[-1].outcome if plan.status.attempts else None
+    last = resumption.status.attempts[-1].outcome if resumption.status.attempts else None
     if last is not None:
         return job_view.how_it_ended(last, job_view.brief(last.reason))
-    failure, state = plan.status.failure, plan.status.state
+    failure, state = resumption.status.failure, resumption.status.state
     return job_view.failure_text(failure) if failure else state.value
 
 
-def _start_text(plan: Resumption) -> str:
-    """Name the checkpoint that the next attempt starts from."""
-    found, newer = plan.start.checkpoint, len(plan.start.newer)
-    last = plan.status.attempts[-1].outcome if plan.status.attempts else None
-    own = "what the script itself saved" if last and last.is_handled else "the beginning"
-    what = str(found.path) if found else own
-    return f"{what} ({count(newer, 'newer checkpoint')} set aside)" if newer else what
+def _start_text(resumption: Resumption) -> str:
+    """Name the start of the next attempt; a script that handles its signals may save by itself."""
+    found, newer = resumption.start.checkpoint, len(resumption.start.newer)
+    last = resumption.status.attempts[-1].outcome if resumption.status.attempts else None
+    no_checkpoint = "what the script itself saved" if last and last.is_handled else "the beginning"
+    text = str(found.path) if found else no_checkpoint
+    return f"{text} ({count(newer, 'newer checkpoint')} set aside)" if newer else text
 
 
-def _batch_change(plan: Resumption) -> str:
+def _batch_change(resumption: Resumption) -> str:
     """Say how the number of ranks changes the effective batch; "" if it does not or is unknown."""
-    found, ranks = plan.start.checkpoint, plan.prepared.plan.world_size
+    found, ranks = resumption.start.checkpoint, resumption.prepared.plan.world_size
     old = found.settings.get("effective_batch") if found else None
     if found is None or not isinstance(old, int) or found.world_size in (0, ranks):  # 0: unknown
         return ""
@@ -143,16 +143,18 @@ def _batch_change(plan: Resumption) -> str:
     return f"{old} -> {new}; if the script refuses that, also change its batch size or accumulation"
 
 
-def _object(plan: Resumption, record: JobRecord, warnings: submission.Warnings) -> dict[str, Any]:
-    found = plan.start.checkpoint
+def _to_object(
+    resumption: Resumption, record: JobRecord, warnings: submission.Warnings
+) -> dict[str, Any]:
+    found = resumption.start.checkpoint
     return {
-        **submission.submission_object(record, plan.prepared, warnings, verb="resume"),
-        "attempt": plan.status.attempt + (0 if plan.is_complete else 1),
+        **submission.submission_object(record, resumption.prepared, warnings, verb="resume"),
+        "attempt": resumption.status.attempt + (0 if resumption.is_complete else 1),
         "checkpoint": str(found.path) if found else None,
         "step": found.step if found else None,
-        "passed_over": list(plan.start.passed_over),
-        "set_aside": [str(path) for path in plan.start.newer],
-        **submission.changes_object(plan.changed),
+        "passed_over": list(resumption.start.passed_over),
+        "set_aside": [str(path) for path in resumption.start.newer],
+        **submission.changes_object(resumption.changed),
     }
 
 
@@ -182,7 +184,7 @@ def resubmit_command(
     clusterrun resubmit 4711 -N 4 --exclude-bad
     """
     earlier = job_view.locate_announced(run)
-    changed = change(earlier, job.flags, job.overrides, exclude_bad=exclude_bad)
+    changed = changed_settings(earlier, job.flags, job.overrides, exclude_bad=exclude_bad)
     prepared = prepare(changed.resolved, is_again=True)
     prepared.refuse_problem()
     warnings = submission.print_notes(prepared)
@@ -195,8 +197,6 @@ def resubmit_command(
         return Exit.OK
     submission.confirm_size(prepared.plan, yes=answer.yes)
     record = submit_prepared(prepared, argv=("clusterrun", *sys.argv[1:]))
-    data = {
-        **submission.submission_object(record, prepared, warnings, verb="resubmit"),
-        **submission.changes_object(changed),
-    }
+    data = submission.submission_object(record, prepared, warnings, verb="resubmit")
+    data |= submission.changes_object(changed)
     return submission.answer_and_wait(record, data, answer)

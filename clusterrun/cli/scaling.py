@@ -88,7 +88,7 @@ def command(
     if worlds[-1].plan.cluster.scheduler.is_this_machine:
         output.note("simulated nodes share this machine: the table does not apply to real nodes")
     submission.confirm_size(worlds[-1].plan, yes=yes or collect)
-    results = _waited(worlds, newest_runs(worlds) if collect else started(worlds))
+    results = _wait_for_runs(worlds, newest_runs(worlds) if collect else start_runs(worlds))
     scaling = scaling_of(worlds, results, is_fixed_batch=fixed_batch)
     _show(results, scaling, as_json=as_json)
     if scaling is not None and len(scaling.points) > 1:
@@ -98,16 +98,15 @@ def command(
     return Exit.OK if all(result.point for result in results) else Exit.FAILED
 
 
-def _waited(worlds: Sequence[Prepared], runs: Iterable[JobRecord | None]) -> list[Result]:
-    """Wait for each run; without a queue, each starts as it is taken from `runs`."""
+def _wait_for_runs(worlds: Sequence[Prepared], runs: Iterable[JobRecord | None]) -> list[Result]:
+    """Wait for each run and return the results; without a queue, taking a run starts it."""
     results: list[Result] = []
     try:
         for world, record in zip(worlds, runs, strict=True):
             ended = wait(record) if record else None
-            results.append(_result(world.plan, ended))
+            results.append(_result_of(world.plan, ended))
             if ended is not None:
-                state = output.painted_state(ended.state.value)
-                output.say(f"job {ended.record.job_id} {state}")
+                output.say(f"job {ended.record.job_id} {output.painted_state(ended.state.value)}")
     except KeyboardInterrupt:
         output.say_interrupted("submitted jobs keep running")
         output.say("  run the same command with --collect to wait for them and print the table")
@@ -124,25 +123,25 @@ class Result(NamedTuple):
     why: str = ""
 
 
-def _result(plan: Plan, ended: JobStatus | None) -> Result:
+def _result_of(plan: Plan, ended: JobStatus | None) -> Result:
     """Read what the run of a world has measured."""
     if ended is None:
         why = "no run with this script and arguments was found"
         return Result(plan, None, why=f"{why}; run the same command without --collect")
-    job, found = f"job {ended.record.job_id}", measure(ended.record.paths, warm_up=WARM_UP)
+    job, measured = f"job {ended.record.job_id}", measure(ended.record.paths, warm_up=WARM_UP)
     if ended.state not in _MEASURED:
         failure = failure_text(ended.failure) if ended.failure else ended.reason
         why = ": ".join(filter(None, (f"{job} is {ended.state.value}", failure)))
-    elif found.steps is None:
-        why = f"{job} reported no steps: call clusterrun.runtime.step(step, total) after each"
-    elif found.step_s is None:
+    elif measured.steps is None:
+        why = f"{job} reported no steps: call clusterrun.runtime.step(step, total) in the script"
+    elif measured.step_s is None:
         why = f"{job} was too short to measure; train longer, e.g. with more --max-steps"
     else:
         point = Point(
             nodes=plan.nodes,
             ranks=plan.world_size,
-            step_s=found.step_s,
-            steps=found.timed,
+            step_s=measured.step_s,
+            steps=measured.timed,
             job_id=ended.record.job_id,
             run_dir=ended.record.run_dir,
         )
@@ -163,48 +162,48 @@ def node_counts(text: str) -> tuple[int, ...]:
 
 
 def prepare_worlds(job: JobOptions, counts: Sequence[int]) -> tuple[Prepared, ...]:
-    """Prepare NAME-scaling for each number of nodes, to stop at its limit. Raises UsageError."""
-    each = [{"nodes": Given(value=str(count), flag="--nodes")} for count in counts]
-    first = job.with_flags(each[0]).load()
-    same = {
+    """Prepare NAME-scaling for each number of nodes; it stops at its limit. Raises UsageError."""
+    sizes = [{"nodes": Given(value=str(nodes), flag="--nodes")} for nodes in counts]
+    first = job.with_flags(sizes[0]).load()  # for its name
+    common = {
         "name": Given(value=f"{job_name(first.spec)}-scaling", flag="clusterrun scaling"),
         "on_interrupt": Given(value=OnInterrupt.STOP.value, flag="clusterrun scaling"),
     }
-    return tuple(prepare(job.with_flags(same | nodes).load()) for nodes in each)
+    return tuple(prepare(job.with_flags(common | size).load()) for size in sizes)
 
 
-def started(worlds: Sequence[Prepared]) -> Iterator[JobRecord]:
-    """Yield the record of each run: on Slurm all are queued before the first is yielded.
+def start_runs(worlds: Sequence[Prepared]) -> Iterator[JobRecord]:
+    """Start runs, and yield the record of each. Raises what `submit_prepared` raises.
 
-    On this machine, which they share, each starts when it is requested. If a submission to Slurm
-    fails, the jobs before it are cancelled. Raises what `submit_prepared` raises.
+    On Slurm, all are queued before the first is yielded; if a submission fails, the jobs before it
+    are cancelled. On this machine, which the runs share, each starts when it is requested.
     """
-    queued, argv = list[JobRecord](), ("clusterrun", *sys.argv[1:])
+    submitted, argv = list[JobRecord](), ("clusterrun", *sys.argv[1:])
     has_queue = worlds[0].plan.cluster.scheduler.has_queue
     try:
         for world in worlds:
-            queued.append(record := submit_prepared(world, argv=argv, is_shared=True))
+            submitted.append(record := submit_prepared(world, argv=argv, is_shared=True))
             ranks = f"{count(record.nodes, 'node')} x {count(record.procs_per_node, 'rank')}"
             output.say(f"Submitted batch job {record.job_id}: {ranks}")
             if not has_queue:
                 yield record
     except Exception:  # Ctrl-C leaves queued jobs in the queue
-        for record in queued if has_queue else ():
+        for record in submitted if has_queue else ():
             with contextlib.suppress(ClusterrunError):
                 select.backend_of(record).cancel(record.job_ids)
         raise
     if has_queue:
-        yield from queued
+        yield from submitted
 
 
 def newest_runs(worlds: Sequence[Prepared]) -> Iterator[JobRecord | None]:
     """Yield the newest run of each world, with the same script and arguments; None without one."""
     records = list_records(RunsDir(root=Path(worlds[0].plan.runs_dir)))
     for world in worlds:
-        yield next((record for record in records if _is_of(record, world.plan)), None)
+        yield next((record for record in records if _is_run_of(record, world.plan)), None)
 
 
-def _is_of(record: JobRecord, plan: Plan) -> bool:
+def _is_run_of(record: JobRecord, plan: Plan) -> bool:
     """Return whether a run is of this world: its size, script and arguments."""
     ran = (record.name, record.nodes, record.procs_per_node, record.strategy, record.device)
     if ran != (plan.name, plan.nodes, plan.procs_per_node, plan.strategy.value, plan.device.value):
@@ -237,7 +236,7 @@ def scaling_of(
 
 
 def _show(results: Sequence[Result], scaling: Scaling | None, *, as_json: bool) -> None:
-    """Print a table, or all as one JSON object; then warn of each world without a point."""
+    """Print a table or one JSON object; then warn of each world that was not measured."""
     failed: list[dict[str, Any]] = [
         {
             "nodes": result.plan.nodes,
@@ -251,7 +250,7 @@ def _show(results: Sequence[Result], scaling: Scaling | None, *, as_json: bool) 
     if as_json:
         measured = to_object(scaling) if scaling else {"schema": SCHEMA, "points": []}
         output.answer_json({**measured, "failed": failed})
-    elif rows := [_cells(result, scaling) for result in results if result.ended]:
+    elif rows := [_table_row(result, scaling) for result in results if result.ended]:
         output.answer_table(HEAD, rows)
     for each in failed:
         output.warn(f"{count(each['nodes'], 'node')}: {each['why']}")
@@ -261,11 +260,11 @@ def _show(results: Sequence[Result], scaling: Scaling | None, *, as_json: bool) 
         output.note(f"speed-up is relative to {base}; {batch}; communication is 1 - efficiency")
 
 
-def _cells(result: Result, scaling: Scaling | None) -> tuple[str, ...]:
+def _table_row(result: Result, scaling: Scaling | None) -> tuple[str, ...]:
     point, job_id = result.point, result.ended.record.job_id if result.ended else "-"
-    shown = ["-"] * 5  # if nothing was measured
+    measured = ["-"] * 5  # the cells below, if nothing was measured
     if point is not None and scaling is not None:
         gain = scaling.gain(point)
-        shown = [f"{point.step_s:.4g} s", f"{1 / point.step_s:.4g}", f"{gain.speedup:.2f}"]
-        shown += [f"{100 * share:.0f} %" for share in (gain.efficiency, gain.communication)]
-    return (str(result.plan.nodes), str(result.plan.world_size), *shown, job_id)
+        measured = [f"{point.step_s:.4g} s", f"{1 / point.step_s:.4g}", f"{gain.speedup:.2f}"]
+        measured += [f"{100 * share:.0f} %" for share in (gain.efficiency, gain.communication)]
+    return (str(result.plan.nodes), str(result.plan.world_size), *measured, job_id)

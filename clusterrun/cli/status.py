@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from datetime import datetime
-from functools import partial
 
 import click
 
@@ -67,16 +66,16 @@ def command(
     clusterrun status 4711 --wait --exit-status && echo trained
     clusterrun status 4711 4712
     """
-    wanted = jobs or (None,)
+    wanted = jobs or (None,)  # None: the newest run
     for name in wanted if adopt else ():
         _adopt(find.locate(name))
     records = job_view.find_all_announced(wanted)
     shown: list[JobStatus] = []
-    wait_for = partial(_await_status, follow=follow, waiting=waiting)
-    for job in map(wait_for, records) if follow or waiting else statuses_explained(records):
+    awaited = (_await_status(record, follow=follow, waiting=waiting) for record in records)
+    for job in awaited if follow or waiting else statuses_explained(records):
         if not as_json:
             blank = [("", "")] if shown else []
-            output.answer_rows([*blank, *_lines(job)])
+            output.answer_rows([*blank, *_rows(job)])
         _say_notes(job)
         shown.append(job)
     if as_json:
@@ -87,13 +86,13 @@ def command(
     failed = any(job.state.is_terminal and not job.state.is_success for job in shown)
     if (waiting or follow) and failed and not exit_status:
         output.note("pass --exit-status to exit with 3 if the job did not complete")
-    bad = exit_status and (failed or any(job.suspicions for job in shown))
+    is_no = exit_status and (failed or any(job.suspicions for job in shown))
     # The answer above comes from the files, and is already on stdout.
-    return max(_report_silence([job.error for job in shown]), Exit.NO if bad else Exit.OK)
+    return max(_report_no_answer([job.error for job in shown]), Exit.NO if is_no else Exit.OK)
 
 
 def _await_status(record: JobRecord, *, follow: bool, waiting: bool) -> JobStatus:
-    """Return the status of a job: now, or with `follow` or `waiting` its last one."""
+    """Show a job until it ends (`follow`, on a terminal) or wait (`waiting`); return its status."""
     if follow:
         from clusterrun.cli.shared.screen import watch  # imports rich and the estimate
 
@@ -135,11 +134,11 @@ def top_command(job: str | None) -> int:
 
     seen = screen.watch(record) or status(record)
     screen.print_screen(seen)
-    return _report_silence([seen.error])
+    return _report_no_answer([seen.error])
 
 
 def _adopt(record: JobRecord) -> None:
-    """Believe what job.json says about the host of a run."""
+    """Trust the host that job.json names for a run, from now on."""
     try:
         remember_home(record)
     except OSError as error:
@@ -148,13 +147,13 @@ def _adopt(record: JobRecord) -> None:
         output.note(f"from now on, {home.host} runs commands about this run, with {home.python}")
 
 
-def _lines(job: JobStatus) -> Iterator[tuple[str, str]]:
-    """Yield the rows of a job; those about a bad end stand in for its start and its paths."""
+def _rows(job: JobStatus) -> Iterator[tuple[str, str]]:
+    """Yield labels and texts about a job; after a failure, its end replaces its start and paths."""
     record, closing = job.record, [*closing_rows(job)]
     yield "job", f"{record.job_id or '-'}  {record.name}"
     if owner := other_owner(record.paths.root):
         yield "owner", f"{owner}, another user"
-    yield "state", "  ".join(_state(job))
+    yield "state", "  ".join(_state_parts(job))
     yield from output.labelled("suspect", (each.text for each in job.suspicions))
     if why := job_view.where_or_why(job):
         yield ("waits" if job.pending else "nodes"), why
@@ -162,7 +161,8 @@ def _lines(job: JobStatus) -> Iterator[tuple[str, str]]:
     yield from output.labelled("sooner", job_view.sooner(job))
     yield from output.labelled("preflight", map(str, job.preflight))
     yield "world", _world(job)
-    yield from () if closing else job_view.startup_lines(job)
+    if not closing:
+        yield from job_view.startup_lines(job)
     if job.progress.step is not None:
         yield "step", _progress(job)
     metrics = job.progress.metrics.items()
@@ -170,10 +170,10 @@ def _lines(job: JobStatus) -> Iterator[tuple[str, str]]:
     if numbers:
         yield "metrics", ", ".join(f"{name} {_metric(value)}" for name, value in numbers)
     yield from job_view.usage_lines(job)
-    yield from _output(job)
+    yield from _output_rows(job)
     if newest := _checkpoint(job):
         yield "checkpoint", newest
-    yield from _attempts(job, has_end_below=bool(closing))
+    yield from _attempt_rows(job, has_end_below=bool(closing))
     if record.chained_job_ids and not job.state.is_terminal:
         yield "chain", f"continues as {', '.join(record.chained_job_ids)}"
     logs = f"clusterrun logs {shlex.quote(record.job_id or record.run_dir)}"
@@ -184,7 +184,7 @@ def _metric(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-def _output(job: JobStatus) -> Iterator[tuple[str, str]]:
+def _output_rows(job: JobStatus) -> Iterator[tuple[str, str]]:
     silent_s = job_view.output_age_s(job.progress)
     if silent_s is None:
         return
@@ -197,12 +197,12 @@ def _output(job: JobStatus) -> Iterator[tuple[str, str]]:
 def _checkpoint(job: JobStatus) -> str:
     """Name the newest checkpoint; an earlier attempt's by its step."""
     if job.checkpoint:
-        is_trainers = job.checkpoint.rpartition("/")[2].startswith("checkpoint-")
-        return f"{'the Trainer saved ' if is_trainers else ''}{job.checkpoint}"
+        is_of_trainer = job.checkpoint.rpartition("/")[2].startswith("checkpoint-")
+        return f"{'the Trainer saved ' if is_of_trainer else ''}{job.checkpoint}"
     return job_view.earlier_checkpoint(job)
 
 
-def _state(job: JobStatus) -> Iterator[str]:
+def _state_parts(job: JobStatus) -> Iterator[str]:
     yield output.painted_state(job.state.value)
     # A job that was cancelled before it ran has status 0 to Slurm; that would read as success.
     has_code = job.exit_code or (job.exit_code == 0 and job.state.is_success)
@@ -220,17 +220,17 @@ def _state(job: JobStatus) -> Iterator[str]:
 def _world(job: JobStatus) -> str:
     """Return the world that was requested, and whether the ranks have proved it."""
     record = job.record
-    asked = f"{count(record.nodes, 'node')} x {count(record.procs_per_node, 'rank')}"
+    requested = f"{count(record.nodes, 'node')} x {count(record.procs_per_node, 'rank')}"
     if job.world_size is None:
         has_begun = job.attempt > 0 and job.state is not JobState.PENDING
         if record.world_size == 1 or not has_begun:
-            return asked  # nothing to join, or no rank that could
+            return requested  # nothing to join, or no rank that could
         runs = job.state is JobState.RUNNING
-        return f"{asked}, {'not joined yet' if runs else 'never joined a process group'}"
+        return f"{requested}, {'not joined yet' if runs else 'never joined a process group'}"
     if job.world_size != record.world_size:
-        return f"{count(job.world_size, 'rank')}, but {asked} were requested"
+        return f"{count(job.world_size, 'rank')}, but {requested} were requested"
     engine = f", {_ENGINES[job.engine]}" if job.engine in _ENGINES else ""
-    return f"{count(job.world_size, 'rank')} in one world = {asked}{engine}"
+    return f"{count(job.world_size, 'rank')} in one world = {requested}{engine}"
 
 
 def _progress(job: JobStatus) -> str:
@@ -246,7 +246,7 @@ def _progress(job: JobStatus) -> str:
     return f"{', '.join(filter(None, (done, left)))}{origin}"
 
 
-def _attempts(job: JobStatus, *, has_end_below: bool) -> Iterator[tuple[str, str]]:
+def _attempt_rows(job: JobStatus, *, has_end_below: bool) -> Iterator[tuple[str, str]]:
     """Yield a row for each attempt; none for a single one that needs no explanation.
 
     `has_end_below`: the lines below say how the last attempt ended, so its row is brief.
@@ -267,8 +267,10 @@ def _attempt_line(attempt: AttemptSummary, *, may_run: bool, has_end_below: bool
     """Write when and where an attempt ran and how it ended; `may_run`: it may not have ended."""
     nodes, outcome = fold_hosts(attempt.nodes), attempt.outcome
     if outcome is None:
-        missing = "" if nodes else "not reported yet"
-        return "  ".join(filter(None, (nodes, missing if may_run else "end not reported")))
+        missing = "end not reported"
+        if may_run:
+            missing = "" if nodes else "not reported yet"
+        return "  ".join(filter(None, (nodes, missing)))
     span = ""
     if outcome.started_at:  # an agent reported it
         start = datetime.fromtimestamp(outcome.started_at)
@@ -290,7 +292,7 @@ def _ending_facts(attempt: AttemptSummary, outcome: Outcome) -> Iterator[str]:
         yield f"lost {job_view.lost_steps(attempt)}"
     # STOP is not shown: if an attempt followed, Slurm or a person began it.
     if outcome.cause is not Cause.COMPLETED and outcome.next is not Next.STOP:
-        has_news = outcome.why not in ("", outcome.reason)
+        has_news = outcome.why not in ("", outcome.reason)  # the reason was given above
         rule = f" [{outcome.rule.value}]" if outcome.rule else ""
         yield f"{outcome.next.value}: {outcome.why}{rule}" if has_news else outcome.next.value
 
@@ -310,9 +312,7 @@ NEWEST_LOOKED_AT = 200  # without --all; active jobs are among the newest
     "-n", "--newest", type=click.IntRange(min=1), metavar="N", help="list only the N newest"
 )
 @click.option(
-    "-s",
-    "--state",
-    "states",
+    *("-s", "--state", "states"),
     multiple=True,
     type=click.Choice([state.value for state in JobState], case_sensitive=False),
     metavar="STATE",
@@ -335,10 +335,10 @@ def list_command(
     limit = newest or (None if everything or states else NEWEST_LOOKED_AT)
     found = list_jobs(limit=limit)
     shown = [job for job in found if not states or job.state.value in states]
-    if not (everything or newest or states):
+    if not (everything or newest or states):  # few jobs: their last steps are read from logs
         ended = [job for job in shown if job.state.is_terminal]
         dropped = {id(job) for job in ended[ENDED_SHOWN:]}
-        shown = [with_last_step(job) for job in shown if id(job) not in dropped]  # reads its log
+        shown = [with_last_step(job) for job in shown if id(job) not in dropped]
     if as_json:
         jobs = [job_view.job_object(job) for job in shown]
         output.answer_json({"schema": "clusterrun.list/1", "jobs": jobs})
@@ -349,7 +349,7 @@ def list_command(
     else:
         left_out = 0 if states else len(found) - len(shown)
         _print_table(shown, is_empty=not found, left_out=left_out)
-    return _report_silence([job.error for job in found])
+    return _report_no_answer([job.error for job in found])
 
 
 def _print_table(shown: list[JobStatus], *, is_empty: bool, left_out: int) -> None:
@@ -357,8 +357,8 @@ def _print_table(shown: list[JobStatus], *, is_empty: bool, left_out: int) -> No
         output.say("no runs yet" if is_empty else "no runs to show")
         return
     head: tuple[str, ...] = HEAD
-    rows = [_row(job) for job in shown]
-    if any(find.is_elsewhere(job.record) for job in shown):
+    rows = [_columns(job) for job in shown]
+    if any(find.is_of_other_project(job.record) for job in shown):
         head = ("PROJECT", *HEAD)
         rows = [(job.record.workdir, *row) for job, row in zip(shown, rows, strict=True)]
     output.answer_table(head, rows, spare=SPARE)
@@ -368,7 +368,7 @@ def _print_table(shown: list[JobStatus], *, is_empty: bool, left_out: int) -> No
         output.note(f"--all lists {count(left_out, 'more run')} that ended earlier")
 
 
-def _row(job: JobStatus) -> tuple[str, ...]:
+def _columns(job: JobStatus) -> tuple[str, ...]:
     record = job.record
     spent = "-" if job.elapsed_s is None else clock(job.elapsed_s)
     limit = "-" if job.limit_s is None else clock(job.limit_s)
@@ -392,12 +392,12 @@ def _why_or_where(job: JobStatus) -> str:
         return f"damaged: {job.damaged[0]}"
     if job.suspicions:
         return job_view.brief(f"suspect: {job.suspicions[0].text}")
-    if job.error and job.record.home:
+    if job.error and job.record.home:  # the host of the run gave no answer
         return job_view.brief(describe(job.error))
     if job.failure is None or job.pending:
         return job_view.where_or_why(job)
     verdict = job.failure.verdict
-    if verdict and not verdict.generic:  # the error itself is more specific
+    if verdict and not verdict.generic:  # the error itself says more than a generic one
         return job_view.brief(job_view.verdict_line(verdict))
     return job_view.brief("\n".join(job_view.failure_lines(job.failure)))
 
@@ -412,11 +412,11 @@ def _step(job: JobStatus) -> str:
     return " ".join(filter(None, (job_view.steps_done(job.progress) + mark, facts))) or "-"
 
 
-def _report_silence(found: list[ClusterrunError | None]) -> int:
+def _report_no_answer(errors: list[ClusterrunError | None]) -> int:
     """Report once that a scheduler or host did not answer; return the exit status of the first."""
-    if not_adopted := [error for error in found if isinstance(error, NotAdoptedError)]:
-        output.note(f"{describe(not_adopted[0])}; {not_adopted[0].hint}")  # the files here answered
-    errors = {str(error): error for error in found if error and error not in not_adopted}
-    for error in errors.values():
+    if not_adopted := [error for error in errors if isinstance(error, NotAdoptedError)]:
+        output.note(f"{describe(not_adopted[0])}; {not_adopted[0].hint}")  # never asked: no failure
+    distinct = {str(error): error for error in errors if error and error not in not_adopted}
+    for error in distinct.values():
         output.print_error(error, is_answer=False)
-    return next((error.exit_code for error in errors.values()), Exit.OK)
+    return next((error.exit_code for error in distinct.values()), Exit.OK)

@@ -69,25 +69,24 @@ def command(
         return _dry_run(prepared, warnings, as_json=answer.as_json)
     submission.confirm_size(prepared.plan, yes=answer.yes)
     submission.print_plan(prepared.plan)
-    argv = ("clusterrun", *sys.argv[1:])
-    record = submit_prepared(prepared, argv=argv, chain=chain or 0)
+    record = submit_prepared(prepared, argv=("clusterrun", *sys.argv[1:]), chain=chain or 0)
     data = submission.submission_object(record, prepared, warnings)
     return submission.answer_and_wait(record, data, answer)
 
 
 def _prepare_planned(job: options.JobOptions) -> Prepared:
     """Prepare a job with the fastest setup that fits: strategy, batch and checkpointing."""
-    from clusterrun.advice.question import planned  # half of what submit would import
+    from clusterrun.advice.question import fastest_choice  # half of what submit would import
 
     resolved = job.load()
-    asked = resolved.spec.strategy if "strategy" in job.flags else None
-    setup = planned(resolved, strategy=asked).setup
+    requested = resolved.spec.strategy if "strategy" in job.flags else None
+    setup = fastest_choice(resolved, strategy=requested).setup
     output.detail("plan", options.as_options(setup))
     values = {
         "strategy": setup.strategy.value,
         "micro_batch": str(setup.micro_batch),
         "accumulation": str(setup.accumulation),
-        "effective_batch": resolved.spec.effective_batch,  # else accumulation replaces it
+        "effective_batch": resolved.spec.effective_batch,  # keep it: accumulation would replace it
         "grad_ckpt": setup.grad_ckpt,
         "planned": True,
     }
@@ -95,22 +94,23 @@ def _prepare_planned(job: options.JobOptions) -> Prepared:
     prepared = prepare(job.with_flags(chosen).load())
     if prepared.plan.device is not Device.CUDA:
         text = f"--plan chooses a setup for GPUs, but the ranks run on {prepared.plan.device.value}"
-        raise UsageError(text, hint="drop --plan")
+        raise UsageError(text, hint="leave out --plan")
     return prepared
 
 
 def _dry_run(prepared: Prepared, warnings: submission.Warnings, *, as_json: bool) -> Exit:
-    """Print what each check before the queue found, a line each, and return the exit status."""
-    ids = dict.fromkeys(each.id for each in prepared.pitfalls)
+    """Print what each check before the queue found, and return the exit status."""
+    ids = list(dict.fromkeys(each.id for each in prepared.pitfalls))
     pitfalls = ok("check", "no pitfall found")
     if ids:
-        pitfalls = note("check", ", ".join(ids), f"clusterrun explain {next(iter(ids))}")
+        pitfalls = note("check", ", ".join(ids), f"clusterrun explain {ids[0]}")
     found = [ok("job", "; ".join(submission.plan_in_words(prepared.plan))), pitfalls]
-    for each in () if as_json else found:
-        output.answer_finding(each)
+    if not as_json:
+        for each in found:
+            output.answer_finding(each)
     for examine in (_check_machine, _check_estimate, _check_queue):
         found.append(examine(prepared))
-        if not as_json:
+        if not as_json:  # at once: the next check may take long
             output.answer_finding(found[-1])
     if as_json:
         findings = [each.to_data() for each in found]
@@ -118,7 +118,8 @@ def _dry_run(prepared: Prepared, warnings: submission.Warnings, *, as_json: bool
         output.answer_json(data)
     if any(each.severity is Severity.FAIL for each in found):
         return Exit.NO
-    return Exit.UNREACHABLE if found[-1].severity is Severity.SKIP else Exit.OK  # [-1]: the queue
+    of_queue = found[-1]  # skipped if Slurm did not answer
+    return Exit.UNREACHABLE if of_queue.severity is Severity.SKIP else Exit.OK
 
 
 def _check_machine(prepared: Prepared) -> Finding:
@@ -126,7 +127,7 @@ def _check_machine(prepared: Prepared) -> Finding:
     from clusterrun.verbs import doctor  # slow to import
 
     subject = doctor.Subject(prepared)
-    found = doctor.examine(subject, doctor.chosen(subject, (), doctor.ALONE))
+    found = doctor.examine(subject, doctor.chosen_checks(subject, (), doctor.ALONE))
     worst = [each for each in found if each.severity is Severity.FAIL]
     if worst:
         text = "; ".join(f"{each.id}: {each.summary}" for each in worst)
@@ -136,15 +137,15 @@ def _check_machine(prepared: Prepared) -> Finding:
         return note("doctor", ", ".join(noted), "run clusterrun doctor with the same options")
     passed = sum(each.severity is Severity.OK for each in found)
     slurm = " and Slurm" if prepared.plan.cluster.scheduler.reads_sbatch else ""
-    return ok("doctor", f"{count(passed, 'check')} of this machine{slurm}, nothing wrong")
+    return ok("doctor", f"{count(passed, 'check')} of this machine{slurm} passed")
 
 
 def _check_estimate(prepared: Prepared) -> Finding:
     if not prepared.resolved.spec.names_model:
-        return ok("plan", "no estimate: nothing names the model (--set training.model=NAME)")
-    from clusterrun.advice.question import estimated  # slow to import
+        return ok("plan", "no estimate: no model is set (--set training.model=NAME)")
+    from clusterrun.advice.question import host_bytes_and_warnings  # slow to import
 
-    host_bytes, reasons = estimated(prepared.resolved)
+    host_bytes, reasons = host_bytes_and_warnings(prepared.resolved)
     if not host_bytes:  # there is no estimate
         return note("plan", "; ".join(reasons), "run clusterrun plan with the same options")
     if reasons:
@@ -174,7 +175,7 @@ def render_command(
     """Print the batch script that submit sends.
 
     submit sends the same bytes; you can also pass them to sbatch yourself. For hosts (--cluster
-    ssh, allocation), render prints the command that starts the training by hand, for each host.
+    ssh, allocation), render prints one command per host, to start the training by hand.
 
     \b
     clusterrun render -N 2 --gpus-per-node 4 train.py | less
@@ -194,7 +195,7 @@ def render_command(
 
 def _write_files(prepared: Prepared, directory: Path) -> None:
     """Write every file into a directory that is new or empty; all of them or none."""
-    made = not directory.exists()
+    is_new = not directory.exists()
     written: list[Path] = []
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -208,7 +209,7 @@ def _write_files(prepared: Prepared, directory: Path) -> None:
     except OSError as error:
         for path in written:
             path.unlink(missing_ok=True)
-        if made and directory.is_dir():
+        if is_new and directory.is_dir():
             directory.rmdir()
         text, hint = f"cannot write into '{directory}'", "choose another directory"
         raise ClusterrunError(text, cause=str(error), hint=hint) from error
@@ -239,10 +240,10 @@ def check_command(job: options.JobOptions, *, as_json: bool) -> Exit:
     source = read_script(resolved)
     found = find_pitfalls(resolved, prepared.plan, source, of_many_ranks=True)
     is_assumed = is_unsized(resolved, prepared.plan)
-    of_one_rank = prepared.plan.notes if is_assumed else ()  # check assumes four ranks
-    notes = [text for text in prepared.notes if text not in of_one_rank]
+    notes_on_one_rank = prepared.plan.notes if is_assumed else ()  # check assumes four ranks
+    notes = [text for text in prepared.notes if text not in notes_on_one_rank]
     if source is None:
-        notes.append("no source was read: it is an archive, or a module outside this project")
+        notes.append("no source was read: SCRIPT is an archive or a module outside this project")
     for text in notes:
         output.note(text)
     variables = submission.warn_of_sbatch_variables(prepared)

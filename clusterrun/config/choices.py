@@ -58,7 +58,7 @@ class Cluster(str, Enum):
 
     @classmethod
     def _missing_(cls, value: object) -> Cluster | None:
-        """Return the scheduler that an installed package offers under this name, if one does.
+        """Return a member for the scheduler that an installed package offers by this name, if any.
 
         Enum calls this for a value that is not a member. Raises UsageError if the scheduler can't
         be imported.
@@ -70,17 +70,17 @@ class Cluster(str, Enum):
         for entry in entry_points(group=ENTRY_POINTS, name=value):
             named = f"the scheduler '{value}' ({entry.value})"
             try:
-                found = entry.load()
+                offered = entry.load()
             except Exception as error:
                 text, hint = f"{named} cannot be imported", "reinstall the package that offers it"
                 raise UsageError(text, cause=repr(error), hint=hint) from error
-            if not isinstance(found, Scheduler):
+            if not isinstance(offered, Scheduler):
                 text = f"{named} is not a clusterrun Scheduler"
                 raise UsageError(text, hint="upgrade the package that offers it")
             member = str.__new__(cls, value)
             member._name_, member._value_ = value.upper(), value
             cls._value2member_map_[value] = member  # the same object the next time
-            _SCHEDULERS[value] = found
+            _SCHEDULERS[value] = offered
             return member
         return None
 
@@ -99,11 +99,7 @@ _HOSTS: Final = Scheduler(
     has_hosts=True,
 )
 _SCHEDULERS: Final = {
-    "auto": Scheduler(
-        title="auto",
-        module="",
-        **dict.fromkeys(Scheduler._fields[2:], _UNDECIDED),
-    ),
+    "auto": Scheduler(title="auto", module="", **dict.fromkeys(Scheduler._fields[2:], _UNDECIDED)),
     "slurm": Scheduler(
         title="Slurm",
         module="clusterrun.backends.slurm.backend",
@@ -169,7 +165,7 @@ class Strategy(str, Enum):
 
     @classmethod
     def simplest(cls, engine: str, stage: int, *, offloads: bool = False) -> Strategy:
-        """Return the simplest strategy with this engine, stage and offloading that is no hybrid."""
+        """Return the simplest non-hybrid strategy of this engine, sharding stage and offloading."""
         wanted = (engine, stage, offloads)
         found = (x for x in cls if (x.engine, x.stage, x.offload > 0) == wanted)
         return min((x for x in found if not x.is_hybrid), key=lambda each: each.order)

@@ -23,7 +23,7 @@ MOST_VALUES: Final = 100_000  # those that a merge repeats included
 _DEEPEST: Final = 50
 MERGE: Final = "tag:yaml.org,2002:merge"
 _BROKEN: Final = "this is not valid YAML"
-HINTS: Final = 100  # most mistakes that get a hint: each takes a search
+MOST_HINTS: Final = 100  # most mistakes that get a hint: each takes a search
 _VARIABLE: Final = r"\$(?:[A-Za-z_]\w*|\{\w+\})"
 _NULL: Final = "tag:yaml.org,2002:null"
 _TEXT_TAGS: Final = frozenset(
@@ -35,7 +35,7 @@ _TEXT_TAGS: Final = frozenset(
 def parse_document(file: ConfigFile, *, only: str = "") -> Document:
     """Read the text of a file; collect its mistakes in `errors`, in the order of the file.
 
-    `only` names a key without a section: all others are passed over, and so are their mistakes.
+    `only` names a key without a section: all others are skipped, and so are their mistakes.
     """
     document = Document(file, only)
     try:
@@ -48,7 +48,7 @@ def parse_document(file: ConfigFile, *, only: str = "") -> Document:
 
 
 def parse_flow(field: Field, text: str, *, label: str) -> Raw:
-    """Read a text that begins with [ or {. Raises UsageError if it is not YAML."""
+    """Read a text that begins with [ or {; messages name it `label`. Raises UsageError."""
     file = ConfigFile(shown=label, text=text, anchor=Anchor(), strict=True)
     reader = Document(file)
     try:
@@ -69,7 +69,7 @@ class Document:
         self.profile: tuple[str, Origin] | None = None
         self.errors: list[UsageError] = []
         self.warnings: list[str] = []
-        self.values = 0  # read so far
+        self.values = 0  # the number of those that were read so far
         self.in_profile = ""  # the profile that is being read
 
     def compose(self) -> Node | None:
@@ -129,7 +129,7 @@ class Document:
     def entries(
         self, node: Node, message: str, hint: str | tuple[str, ...] = ()
     ) -> list[tuple[str, Node, Node]]:
-        """List the pairs of a mapping. Another node is a mistake, unless it is empty."""
+        """List (name, key, value) of a mapping; any other node is a mistake, unless it is empty."""
         if isinstance(node, MappingNode):
             return self.pairs(node)
         if not _is_empty(node):
@@ -157,23 +157,22 @@ class Document:
         """Read a value. The names of a mapping are separate settings, each with its line."""
         anchor, label = self.file.anchor, field.key
         if field.kind is not Kind.MAPPING:
-            yield from settings_of(
-                field, self.raw(field, node), self.origin(key, at=node), anchor, label=label
-            )
+            raw, origin = self.raw(field, node), self.origin(key, at=node)
+            yield from settings_of(field, raw, origin, anchor, label=label)
         elif not isinstance(node, MappingNode):
             raise self.wrong(node, f"{label} must be a mapping", f"write {label}: {{A: 1}}")
         else:
             for name, item, value in self.pairs(node):
-                raw = {name: self.text(value, name)}
-                yield from settings_of(field, raw, self.origin(item), anchor, label=label)
+                pair = {name: self.text(value, name)}
+                yield from settings_of(field, pair, self.origin(item), anchor, label=label)
 
     def refuse_unknown(self, name: str, section: str, key: Node) -> None:
-        """Refuse an unknown key; only warn in a file that other versions also read."""
+        """Refuse an unknown key, or warn of it in a file that other versions may also read."""
         inside = f" in section [{section}]" if section else ""
         inside += f" of profile '{self.in_profile}'" if self.in_profile else ""
         message = f"unknown key '{name}'{inside}"
         mistakes = len(self.errors) + len(self.warnings)
-        hint = hint_for_key(name, section) if mistakes < HINTS else "use a known key"
+        hint = hint_for_key(name, section) if mistakes < MOST_HINTS else "use a known key"
         if self.file.strict:
             self.errors.append(self.wrong(key, message, hint))
         else:
@@ -201,7 +200,7 @@ class Document:
         return [(self._name(key), key, value) for key, value in node.value]
 
     def count(self, number: int, node: Node) -> None:
-        """Count what was read, also what an alias repeats. Raises ConfigError."""
+        """Count values that are read, repetitions by aliases included. Raises ConfigError."""
         self.values += number
         if self.values > MOST_VALUES:
             hint = "use fewer aliases (*) and merges (<<)"
@@ -274,13 +273,13 @@ def _is_empty(node: Node) -> bool:
 class BoundedLoader(yaml.SafeLoader):
     """Raises MarkedYAMLError for too many values, and for values that are nested too deeply.
 
-    A file of others takes time and memory by its length, whatever it repeats.
+    Its time and memory are bounded, whatever the aliases in a file repeat.
     """
 
     values = depth = 0
 
     def compose_node(self, parent: Node | None, index: Any) -> Node | None:
-        """Read a value and what is in it."""
+        """Read a value and the values in it."""
         self.depth += 1
         self._count(1, self.peek_event())  # type: ignore[no-untyped-call]
         node = super().compose_node(parent, index)
@@ -293,18 +292,18 @@ class BoundedLoader(yaml.SafeLoader):
         merges = [value for key, value in written if key.tag == MERGE]
         if not merges:
             return
-        # Without its merges until they are flattened: a mapping may merge itself, without end.
+        # Hide its merges until they are flattened: a mapping that merges itself has no end.
         node.value = [(key, value) for key, value in written if key.tag != MERGE]
         for merge in merges:
             for merged in merge.value if isinstance(merge, SequenceNode) else [merge]:
                 if isinstance(merged, MappingNode):
                     self.flatten_mapping(merged)
-                    self._count(len(merged.value), node)
+                    self._count(len(merged.value), node)  # before super() copies them
         node.value = written
-        super().flatten_mapping(node)  # copies the merged pairs
+        super().flatten_mapping(node)
         # The mapping's own pairs come last, and win.
-        last = {k.value if isinstance(k, ScalarNode) else id(k): (k, v) for k, v in node.value}
-        node.value = list(last.values())
+        by_key = {k.value if isinstance(k, ScalarNode) else id(k): (k, v) for k, v in node.value}
+        node.value = list(by_key.values())
 
     def _count(self, number: int, at: Any) -> None:
         self.values += number

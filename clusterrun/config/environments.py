@@ -52,7 +52,7 @@ def read_step(text: str) -> SetupStep:
 
 
 def setup_line(kind: str, names: Sequence[str]) -> str:
-    """Return the line for one key of a mapping. Raises UsageError for another key or no name."""
+    """Return the line for `setup: {kind: names}`. Raises UsageError for another kind or no name."""
     text = f"{kind}: {' '.join(names)}"
     if not re.match(_NAMED, text) or any(re.search(CONTROL, name) for name in names):
         raise UsageError(f"setup: '{kind}' has no environment name", hint=_HINT)

@@ -82,7 +82,7 @@ def check_type(field: Field, value: Any) -> None:
     items: Any = value if field.kind is Kind.TEXTS else ()
     items = (*value, *value.values()) if isinstance(value, Mapping) else items
     if not all(isinstance(item, str) for item in items):
-        raise UsageError(f"{field.name} must be {what}")  # an item may be a secret
+        raise UsageError(f"{field.name} must be {what}")  # not which item: it may be a secret
 
 
 def check_value(field: Field, value: Any, *, label: str) -> None:
@@ -210,9 +210,9 @@ _FLAGS: Final = {
     **dict.fromkeys(("true", "yes", "on", "1"), True),
     **dict.fromkeys(("false", "no", "off", "0"), False),
 }
-_DEVICES: Final = ("tpu", "xla", "npu", "xpu", "hpu")  # spelled like "cpu", but not meant so
-_SCHEDULERS: Final = ("lsf", "bsub", "pbs", "torque", "qsub", "flux", "sge")
-_OF_SCHEDULERS: Final = "pass --cluster allocation inside an allocation of that scheduler"
+_OTHER_DEVICES: Final = ("tpu", "xla", "npu", "xpu", "hpu")  # spelled like "cpu", but not meant so
+_OTHER_SCHEDULERS: Final = ("lsf", "bsub", "pbs", "torque", "qsub", "flux", "sge")
+_ALLOCATION_HINT: Final = "pass --cluster allocation inside an allocation of that scheduler"
 # The names in other tools.
 _SYNONYMS: Final = {
     **dict.fromkeys(("fp32", "float32", "false", "off"), "no"),
@@ -234,7 +234,7 @@ def interpret(field: Field, raw: Raw, *, label: str) -> Any:
         value = _FORMATS[field.kind].read(field, raw, label)
     else:
         raise UsageError(f"{label} must be a single value", hint="write one value, not several")
-    check_value(field, value, label=label)  # the rules of JobSpec, while the origin is known
+    check_value(field, value, label=label)  # as JobSpec does, which does not know the label
     _refuse_secrets(field, value, label)
     return value
 
@@ -290,11 +290,11 @@ def _enum(field: Field, text: str, _label: str) -> Enum:
         return field.choices(name)  # also a scheduler of an installed package
     near = _SYNONYMS.get(name)
     if near not in names:
-        near = None if name in _DEVICES else nearest(name, names)
+        near = None if name in _OTHER_DEVICES else nearest(name, names)  # tpu is not cpu
     hint = f"use '{near}'" if near else f"use one of: {', '.join(names)}"
     if field.name == "cluster" and not near:
         of_slurm = f"{hint}; to choose a Slurm cluster, pass --set slurm.clusters={name}"
-        hint = _OF_SCHEDULERS if name in _SCHEDULERS else of_slurm
+        hint = _ALLOCATION_HINT if name in _OTHER_SCHEDULERS else of_slurm
     raise UsageError(f"unknown {field.name.replace('_', ' ')} '{text}'", hint=hint)
 
 
@@ -337,10 +337,9 @@ def _refuse_secrets(field: Field, value: Any, label: str) -> None:
     if field.kind is Kind.TEXTS and field.name != "args":
         text = "\n".join(value)
     if is_secret_value(text):
-        raise UsageError(
-            f"{label} contains what looks like a secret and would be written to the run directory",
-            hint="export it in your shell and list the variable in pass_env",
-        )
+        what = "what looks like a secret and would be written to the run directory"
+        hint = "export it in your shell and list the variable in pass_env"
+        raise UsageError(f"{label} contains {what}", hint=hint)
 
 
 def _of_text(parse: Callable[[str], int]) -> Callable[[Field, str, str], int]:

@@ -57,7 +57,10 @@ def find_files(
 def read_file(
     path: Path, *, shown: str, cwd: Path, home: str | None, strict: bool = True
 ) -> ConfigFile:
-    """Read one file; its directory anchors its paths. Raises ConfigError if it can't be read."""
+    """Read one file; messages name it `shown`, and unknown keys in it are mistakes if `strict`.
+
+    Its directory anchors its paths. Raises ConfigError if it can't be read.
+    """
     try:
         with path.open("rb") as file:
             data = file.read(_MOST_BYTES + 1)
@@ -71,14 +74,14 @@ def read_file(
         raise ConfigError(f"{shown} is not UTF-8 text", cause=str(error), hint=hint) from error
     if len(data) > _MOST_BYTES:
         raise ConfigError(f"{shown} is larger than 4 MiB", hint="write settings only")
-    # A pipe has no directory; paths relative to the working directory stay as typed.
-    directory = None if not is_regular or path.parent == cwd else str(path.parent)
-    anchor = Anchor(directory=directory, home=home)
+    # A pipe has no directory, and paths relative to the working directory stay as written.
+    has_own_directory = is_regular and path.parent != cwd
+    anchor = Anchor(directory=str(path.parent) if has_own_directory else None, home=home)
     return ConfigFile(shown=shown, text=text, anchor=anchor, strict=strict)
 
 
 def find_project(cwd: Path) -> tuple[Path | None, tuple[str, ...]]:
-    """Find the project's file upwards, with notes; above `cwd` only one of the user or of root."""
+    """Find clusterrun.yaml in `cwd`, or above it one of this user or root; return it with notes."""
     notes: tuple[str, ...] = ()
     for directory in (cwd, *cwd.parents):
         path = directory / PROJECT_FILE
@@ -88,7 +91,7 @@ def find_project(cwd: Path) -> tuple[Path | None, tuple[str, ...]]:
             status = path.stat()
         except OSError:
             continue
-        if stat.S_ISFIFO(status.st_mode) or stat.S_ISCHR(status.st_mode):  # it may never end
+        if stat.S_ISFIFO(status.st_mode) or stat.S_ISCHR(status.st_mode):  # it may have no end
             return None, (*notes, f"{path} is a pipe or a device, and is ignored")
         if directory == cwd or status.st_uid in (os.getuid(), 0):
             return path, notes
@@ -98,7 +101,7 @@ def find_project(cwd: Path) -> tuple[Path | None, tuple[str, ...]]:
 
 
 def user_and_site(environ: Mapping[str, str]) -> Iterator[tuple[Path, bool]]:
-    """Yield the file of the user, if there is a home, then the site's; True if a variable names it.
+    """Yield the user's file, if there is a home, and the site's; True: a variable names this file.
 
     Their templates are in the same directories.
     """

@@ -15,7 +15,7 @@ _MOST_SLOTS: Final = 1024
 _BETWEEN: Final = r"[,\s]+(?![^\[\]]*\])"  # not the comma of gpu[1,3]
 _RANGE: Final = r"\[[0-9][0-9,-]*\]"
 _SLOTS: Final = r"(?i)slots=([1-9][0-9]{0,3})"
-_KNOWN: Final = rf"{_SLOTS}|max[_-]?slots=[0-9]+"
+_OPTION: Final = rf"{_SLOTS}|max[_-]?slots=[0-9]+"
 _SHORT: Final = r"([^:]+|\[[^\]]+\]):([1-9][0-9]{0,3})"
 _FORMS: Final = "write one host on each line: gpu1, user@gpu2:2222, or gpu3 slots=4"
 # The variables of schedulers that lead to an allocation's hosts: by a file, by their names, or as a
@@ -69,7 +69,7 @@ def parse_host(text: str) -> HostSpec:
 def node_names(hosts: Sequence[str]) -> tuple[str, ...]:
     """Return a distinct name for each host, which may be part of a file name.
 
-    A port is added only to tell hosts apart, then dashes.
+    A port is added where hosts share a name, and dashes to names that are still the same.
 
     >>> node_names(["ann@gpu1", "gpu2:2222", "gpu2:2223", "[::1]", "gpu2-2222"])
     ('gpu1', 'gpu2-2222', 'gpu2-2223', '--1', 'gpu2-2222-')
@@ -94,14 +94,14 @@ class HostList(NamedTuple):
 def split_hosts(text: str) -> list[str]:
     """Return the hosts of one text: names between commas or spaces, ranges as Slurm writes them.
 
-    Raises UsageError for a range that is none.
+    Raises UsageError for an invalid range.
 
     >>> split_hosts("ann@gpu[1-2]:2222, [::1]:22")
     ['ann@gpu1:2222', 'ann@gpu2:2222', '[::1]:22']
     """
     parts = [part for part in re.split(_BETWEEN, text) if part]
-    hosts = [parse_hostlist(part) if re.search(_RANGE, part) else [part] for part in parts]
-    return [host for each in hosts for host in each]
+    groups = [parse_hostlist(part) if re.search(_RANGE, part) else [part] for part in parts]
+    return [host for group in groups for host in group]
 
 
 def check_distinct(listed: HostList) -> None:
@@ -115,10 +115,10 @@ def check_distinct(listed: HostList) -> None:
 def parse_hostfile(text: str, *, shown: str) -> HostList:
     """Read a hostfile: plain, DeepSpeed's and MPI's (`gpu1 slots=4`, `gpu1:4`), PBS's and LSF's.
 
-    A host may be repeated, as PBS and LSF do once for each CPU slot; that states no GPUs.
-    Raises ConfigError with the line of the first mistake.
+    PBS and LSF repeat a host for each of its CPU slots, which says nothing about its GPUs.
+    Messages name it `shown`. Raises ConfigError with the line of the first mistake.
     """
-    rows: dict[tuple[str, int], tuple[str, int]] = {}
+    rows: dict[tuple[str, int], tuple[str, int]] = {}  # by address: host, slots
     for number, line in enumerate(text.splitlines(), start=1):
         words = line.partition("#")[0].split()
         if not words:
@@ -140,15 +140,15 @@ def parse_hostfile(text: str, *, shown: str) -> HostList:
 
 def _hosts_of(words: Sequence[str]) -> Iterator[tuple[str, int]]:
     """Return the hosts of a line, each with its slots (0: not stated). Raises UsageError."""
-    name, *rest = words
+    name, *rest = words  # one host or a range of hosts, then options
     stated = [int(match[1]) for word in rest if (match := re.fullmatch(_SLOTS, word))]
-    if len(stated) > 1 or not all(re.fullmatch(_KNOWN, word) for word in rest):
+    if len(stated) > 1 or not all(re.fullmatch(_OPTION, word) for word in rest):
         raise UsageError(f"{' '.join(words)!r} is not a host with its slots", hint=_FORMS)
     short = re.fullmatch(_SHORT, name)
-    # `gpu1:4` are slots, as in MPI; 22 is ssh's port, and so is any number above 1024.
+    # As in MPI, `gpu1:4` means 4 slots; 22, or a number above 1024, is a port for ssh.
     if short and not stated and int(short[2]) <= _MOST_SLOTS and int(short[2]) != _SSH_PORT:
         name, stated = short[1], [int(short[2])]
-    return ((host, sum(stated)) for host in split_hosts(name))  # of one number, or of none
+    return ((host, sum(stated)) for host in split_hosts(name))  # at most one number is stated
 
 
 def _address(host: str) -> tuple[str, int]:
@@ -169,8 +169,8 @@ def slots_per_host(listed: HostList) -> int:
 
 
 def allocation_source(environ: Mapping[str, str]) -> str:
-    """Return the first variable that is set. Raises UsageError if none is."""
-    found = next(filter(environ.get, SOURCES), None)
+    """Return the first variable of SOURCES that is set. Raises UsageError if none is."""
+    found = next((source for source in SOURCES if environ.get(source)), None)
     if found is None:
         names = ", ".join(f"${source}" for source in SOURCES)
         hint = "run this inside the allocation, or name its nodes with --hosts or --hostfile"
@@ -179,12 +179,12 @@ def allocation_source(environ: Mapping[str, str]) -> str:
 
 
 def allocation_hosts(source: str, text: str) -> HostList:
-    """Return the hosts in the file, the variable or the answer of `source`. Raises UsageError."""
+    """Read the hosts in `text`, the file, variable or answer of `source`. Raises UsageError."""
     if source in NODE_FILES:
         return parse_hostfile(text, shown=f"${source}")
     names = tuple(dict.fromkeys(split_hosts(text)))
     for name in names:
-        parse_host(name)  # raises UsageError for anything else
+        parse_host(name)  # raises UsageError if it is not a host
     return HostList(hosts=names, slots=(0,) * len(names), source=f"${source}")
 
 
@@ -201,7 +201,7 @@ def choose_starter(
         return next(found, Starter.SSH) if is_allocation else Starter.SSH
     if asked is not Starter.SSH and not is_allocation:
         text = f"starter {asked.value} needs an allocation; --cluster ssh starts processes over ssh"
-        raise UsageError(text, hint="pass --cluster allocation, or drop the setting starter")
+        raise UsageError(text, hint="pass --cluster allocation, or leave out starter")
     if not has(asked.value):
         hint = f"put {asked.value} on PATH, or choose another program: --set starter=NAME"
         raise UsageError(f"{asked.value} was not found on this machine", hint=hint)

@@ -30,7 +30,7 @@ from clusterrun.config.spec import (
     SECTIONS,
     JobSpec,
     hint_for_key,
-    words,
+    keys_by_word,
 )
 from clusterrun.errors import UsageError
 from clusterrun.shared.durations import format_seconds
@@ -41,9 +41,7 @@ if TYPE_CHECKING:
 
 Layer = Sequence[Setting]
 
-_NUMBERS: Final = (
-    *("params", "active_params", "hidden", "layers", "heads", "kv_heads", "ffn", "vocab"),
-)
+_NUMBERS = ("params", "active_params", "hidden", "layers", "heads", "kv_heads", "ffn", "vocab")
 _OF_A_MODEL: Final = ("lora", "load_in_4bit", "step_time_s")  # true of that model only
 # What a setting replaces in lower layers: other forms of the same fact, and dependent facts. One
 # layer may set both.
@@ -112,7 +110,7 @@ def load_again(
 
 
 def load_run_dir(*, environ: Mapping[str, str], cwd: Path) -> str:
-    """Return the directory of runs; mistakes in other settings hide no run. Raises UsageError."""
+    """Read run_dir alone: a mistake in another setting must not hide runs. Raises UsageError."""
     others = {field.env for field in FIELDS if field.name != "run_dir"}
     kept = {name: text for name, text in environ.items() if name not in others}
     found = find_files(environ=environ, cwd=cwd)
@@ -164,13 +162,13 @@ def resolve(
         [*override_settings(overrides, anchor), *flag_settings(flags, anchor)],
     ]
     merged = Merged(layers)
-    merged.take_timeout()
+    merged.take_timeout_variables()  # such as NCCL_TIMEOUT: they become launch.timeout
     for argument in secret_arguments(merged.values.get("args", ())):
         merged.notes.append(
             f"argument {argument} looks like a secret: others can read it in ps and in the "
             "run directory; let the script read it from a variable listed in pass_env"
         )
-    merged.complete(found.project_dir, cwd)
+    merged.add_defaults(found.project_dir, cwd)  # run_dir, and the origins of all defaults
     warnings = [text for document in documents for text in document.warnings]
     return Resolved(
         spec=JobSpec(**merged.values),
@@ -199,24 +197,24 @@ def environment_settings(environ: Mapping[str, str], anchor: Anchor) -> Iterator
     for field in FIELDS:
         text = environ.get(field.env)
         # In a job, CLUSTERRUN_RUN_DIR is the directory of the run, not of all runs.
-        is_of_rank = field.name == "run_dir" and "CLUSTERRUN_ATTEMPT" in environ
-        if text and not is_of_rank:
+        is_of_one_run = field.name == "run_dir" and "CLUSTERRUN_ATTEMPT" in environ
+        if text and not is_of_one_run:
             origin = Origin(text=f"env {field.env}", where=f"env {field.env}", is_of_user=True)
-            raw = _flow(field, text, field.env)
+            raw = _read_flow(field, text, field.env)
             yield from settings_of(field, raw, origin, anchor, label=field.env)
 
 
 def unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
     """Yield a warning for each variable that looks like a setting of a section, or names a key.
 
-    In a job, which has variables of its own, only for those of a section.
+    In a job, only for those of a section: clusterrun itself sets others there.
     """
     sections = tuple(f"CLUSTERRUN_{section.upper()}_" for section in SECTIONS)
     is_in_job = "CLUSTERRUN_ATTEMPT" in environ
     for name in sorted(environ.keys() - BY_ENV.keys()):
         key = None
         if name.startswith("CLUSTERRUN_") and not is_in_job:
-            key = words().get(name.removeprefix("CLUSTERRUN_").lower())
+            key = keys_by_word().get(name.removeprefix("CLUSTERRUN_").lower())
         if key or name.startswith(sections):
             near = BY_KEY[key].env if key else nearest(name, BY_ENV)
             hint = f"; use {near}" if near else ""
@@ -231,7 +229,7 @@ def override_settings(overrides: Sequence[str], anchor: Anchor) -> Iterator[Sett
         if not equals:
             raise UsageError(f"--set '{text}' has no value", hint="write --set slurm.nodes=2")
         field, item = _field_of(key.strip())
-        raw: Raw = {item: value} if item else _flow(field, value, key)
+        raw: Raw = {item: value} if item else _read_flow(field, value, key)
         yield from settings_of(field, raw, origin, anchor, label=key)
 
 
@@ -261,19 +259,14 @@ def flag_settings(flags: Mapping[str, Any], anchor: Anchor) -> Iterator[Setting]
         if field is None:
             raise UsageError(f"unknown setting '{name}'", hint=hint_for_key(name, ""))
         source = f"{given.speaker} ({given.flag})" if given.flag else given.speaker
+        origin, label = Origin(text=source, is_of_user=True), given.flag or field.key
         # Arguments belong to one script, and hosts to one job: both replace those of a file.
-        yield from settings_of(
-            field,
-            _raw(given.value),
-            Origin(text=source, is_of_user=True),
-            anchor,
-            label=given.flag or field.key,
-            adds=field.kind is Kind.TEXTS and field.name not in ("args", "hosts"),
-        )
+        adds = field.kind is Kind.TEXTS and field.name not in ("args", "hosts")
+        yield from settings_of(field, _raw(given.value), origin, anchor, label=label, adds=adds)
 
 
 def _raw(value: Any) -> Raw:
-    """Return a value as texts; one that Python code gives may be a number or a member."""
+    """Return a value as texts; Python code may pass a number or a member of an Enum."""
     if isinstance(value, Mapping):
         return {str(name): str(text) for name, text in value.items()}
     if isinstance(value, list | tuple):
@@ -281,8 +274,8 @@ def _raw(value: Any) -> Raw:
     return str(value.value) if isinstance(value, Enum) else str(value)
 
 
-def _flow(field: Field, text: str, label: str) -> Raw:
-    """Read a list or a mapping from one text: YAML's flow form, or a single item."""
+def _read_flow(field: Field, text: str, label: str) -> Raw:
+    """Read one text; that of a list or a mapping is in YAML's flow form, or a single item."""
     if field.kind not in (Kind.TEXTS, Kind.MAPPING):
         return text
     opening = "{" if field.kind is Kind.MAPPING else "["
@@ -309,8 +302,8 @@ class Merged:
         settings, replaced = drop_replaced(layers)
         for setting in settings:
             self.put(setting)
-        # Only the note on the highest value of a key holds.
-        self.notes = list(filter(None, {each.key: each.note for each in settings}.values()))
+        notes = {setting.key: setting.note for setting in settings}  # of the highest value
+        self.notes = [note for note in notes.values() if note]
         self.notes += [
             f"{new.key}, {new.origin}, replaces {old.key} ({old.origin})"
             for old, new in replaced
@@ -338,7 +331,7 @@ class Merged:
             self.values[name] = setting.value
         self.origins[setting.key] = origin
 
-    def take_timeout(self) -> None:
+    def take_timeout_variables(self) -> None:
         """Read the variables of TIMEOUT_NAMES as the process group's timeout, and drop them."""
         for name, item in itertools.product(("network_env", "env"), TIMEOUT_NAMES):
             if (text := self.values.get(name, {}).pop(item, None)) is None:
@@ -355,7 +348,7 @@ class Merged:
                 note += "launch.timeout is used"
             self.notes.append(note)
 
-    def complete(self, project_dir: Path, cwd: Path) -> None:
+    def add_defaults(self, project_dir: Path, cwd: Path) -> None:
         """Fill in the origins of defaults, and the directory of the project's runs."""
         if "run_dir" not in self.values and project_dir != cwd:
             self.values["run_dir"] = str(project_dir / BY_NAME["run_dir"].default)
@@ -370,16 +363,17 @@ class Merged:
 def drop_replaced(layers: list[Layer]) -> tuple[list[Setting], list[tuple[Setting, Setting]]]:
     """Return the settings that no higher layer replaces, lowest first, and (old, new) pairs.
 
-    The pairs are the dropped settings with their replacement, without those that a higher layer
-    sets anyway. The arguments of a lower layer belong to its script, and are dropped with it.
+    A setting replaces those of other fields, as `model` does `params` (`_REPLACES`). The pairs are
+    the dropped settings with their replacement, without those that a higher layer sets anyway. The
+    arguments of a lower layer belong to its script, and are dropped with it.
     """
     kept: list[Setting] = []
-    pairs: list[tuple[Setting, Setting]] = []
+    replaced: list[tuple[Setting, Setting]] = []
     replacing: dict[str, Setting] = {}  # by the name of the field that is replaced
-    for layer in reversed(layers):
+    for layer in reversed(layers):  # the highest first
         # Replaced fields that no higher layer sets: their values are lost, and reported.
-        names = replacing.keys() - {setting.field.name for setting in kept}
-        pairs += [(s, replacing[s.field.name]) for s in layer if s.field.name in names]
+        lost = replacing.keys() - {setting.field.name for setting in kept}
+        replaced += [(s, replacing[s.field.name]) for s in layer if s.field.name in lost]
         left = [setting for setting in layer if setting.field.name not in replacing]
         entries = [s for s in left if s.field.name in ("script", "module")]
         if len({setting.field.name for setting in entries}) == 2:
@@ -389,13 +383,13 @@ def drop_replaced(layers: list[Layer]) -> tuple[list[Setting], list[tuple[Settin
             for name in _REPLACES.get(setting.field.name, ()):
                 replacing.setdefault(name, setting)
         kept = left + kept
-    return kept, pairs
+    return kept, replaced
 
 
 def refuse_mistakes(documents: Sequence[Document]) -> None:
     """Raise the first mistake in the files, with the number of the rest."""
     errors = [error for document in documents for error in document.errors]
-    if errors[1:]:
+    if len(errors) > 1:
         errors[0].hints += (f"to list {len(errors) - 1} more: clusterrun config validate",)
     if errors:
         raise errors[0]
@@ -408,11 +402,11 @@ def chosen_profile(
 
     An empty option means none. Raises UsageError for a name that no file defines.
     """
-    named: list[tuple[str, str | None]] = [(profile or "", None)]  # each with its place
+    choices: list[tuple[str, str | None]] = [(profile or "", None)]  # each with its place
     if profile is None:
-        named = [(environ.get("CLUSTERRUN_PROFILE", ""), "env CLUSTERRUN_PROFILE")]
-        named += [(each.profile[0], each.profile[1].where) for each in documents if each.profile]
-    name, where = next((each for each in named if each[0]), ("", None))
+        choices = [(environ.get("CLUSTERRUN_PROFILE", ""), "env CLUSTERRUN_PROFILE")]
+        choices += [(each.profile[0], each.profile[1].where) for each in documents if each.profile]
+    name, where = next((choice for choice in choices if choice[0]), ("", None))
     names = sorted({known for document in documents for known in document.profiles})
     if not name or name in names:
         return name or None

@@ -40,16 +40,16 @@ _VALUE: Final = re.compile(
 )
 _LINE: Final = re.compile(rf"[\"']?(?P<line>(?:{_LETTER}|[ ;&|]){{1,4096}})")
 _HAS_LINE: Final = r"(?i)(?:authorization|cookie|password|passphrase)\Z"
-_MOST_CHARACTERS: Final = {1: 256, 2: 65_536}  # of a value, by `_strength` of its name
+_MOST_CHARACTERS: Final = {1: 256, 2: 65_536}  # of a value, by strength: a random one is shorter
 
 
 @cache
 def pattern(kind: str) -> re.Pattern[str]:
-    """Return a pattern of the table, compiled when it is first used: that takes milliseconds."""
-    parts = _TABLE[kind]  # a list of patterns; of "files", shell patterns in one text
-    text = "|".join(map(fnmatch.translate, parts.split()) if kind == "files" else parts)
+    """Return a pattern of the table; it is compiled at first use, since that takes milliseconds."""
+    entry = _TABLE[kind]  # a list of regular expressions; for "files", a text of shell patterns
+    patterns = map(fnmatch.translate, entry.split()) if kind == "files" else entry
     prefixes = "|".join(_TABLE["prefixes"].split())
-    return re.compile(text.replace("{prefixes}", prefixes).replace("{start}", _START))
+    return re.compile("|".join(patterns).replace("{prefixes}", prefixes).replace("{start}", _START))
 
 
 @lru_cache(4096)
@@ -61,28 +61,28 @@ def _strength(name: str) -> int:
     """
     # Without the s of a plural: tokens, but not pass, status or redis.
     words = [re.sub("(?<=..[^isu])s$", "", word.lower()) for word in re.findall(_WORD, name)]
-    # DATABASE_URL: such an address may contain a password.
-    if _has("with an address", words) and words[-1] in ("url", "uri", "str", "string", "endpoint"):
+    addresses = ("url", "uri", "str", "string", "endpoint")  # DATABASE_URL may contain a password
+    if _has_any("with an address", words) and words[-1] in addresses:
         return 2
     # Ignore what follows the name proper: TOKEN_VALUE, AWS_ACCESS_KEY_ID.
     while len(words) > 1 and (
-        _has("skipped at the end", words[-1:]) or words[-2:] == ["key", "id"]
+        _has_any("skipped at the end", words[-1:]) or words[-2:] == ["key", "id"]
     ):
         words.pop()
     if not words or words[-1] in _WORDS["says something about it"] or name in ("PWD", "OLDPWD"):
         return 0
     if words[-1] == "key":
-        is_certain = _has("before key", words[-2:-1])
+        is_certain = _has_any("before key", words[-2:-1])
     else:
-        is_certain = _has("at the end", words[-1:]) or words[-1].endswith(_GLUED)
-    if is_certain and not _has("of training", words):
+        is_certain = _has_any("at the end", words[-1:]) or words[-1].endswith(_GLUED)
+    if is_certain and not _has_any("of training", words):
         return 2
-    if _has("anywhere", [*words, *map("_".join, pairwise(words))]):
+    if _has_any("anywhere", [*words, *map("_".join, pairwise(words))]):  # also two words: api_key
         return 2
-    return int(_has("if it looks random", words))
+    return int(_has_any("if it looks random", words))
 
 
-def _has(kind: str, words: Sequence[str]) -> bool:
+def _has_any(kind: str, words: Sequence[str]) -> bool:
     return not _WORDS[kind].isdisjoint(words)
 
 
@@ -92,16 +92,16 @@ def is_secret(name: str, value: str) -> bool:
     >>> is_secret("EOS_TOKEN", "</s>"), is_secret("MAX_TOKENS", "4k"), is_secret("DB_PASS", "x")
     (False, False, True)
     """
-    return _is_named(name, value) or is_secret_value(f"{name} {value}")
+    return _is_secret_by_name(name, value) or is_secret_value(f"{name} {value}")
 
 
-def _is_named(name: str, value: str) -> bool:
-    """Return whether the name makes this value a secret."""
+def _is_secret_by_name(name: str, value: str) -> bool:
+    """Return whether the value is a secret because of the name that it is given to."""
     strength = _strength(name)
     if not strength or not value or pattern("looked up by bash or Hydra").match(value):
         return False
     if value.isdigit() and strength > 1 and name.lower().endswith(_DIGITS):
-        return len(value) > 3  # a PIN, not a count
+        return len(value) > 3  # a PIN; fewer digits are a count
     if pattern("ordinary values").fullmatch(value):
         return False
     # An address is no secret, except that of a webhook.
@@ -120,7 +120,7 @@ def is_secret_value(text: str) -> bool:
     >>> is_secret_value("http://me:pass@proxy:3128"), is_secret_value("http://proxy:3128")
     (True, False)
     """
-    return text != "" and next(_found(text), None) is not None
+    return text != "" and next(_secret_spans(text), None) is not None
 
 
 def secret_arguments(words: Sequence[str]) -> Iterator[str]:
@@ -144,12 +144,12 @@ def _has_secret(word: str, after: str) -> bool:
     option, equals, value = word.partition("=")
     name = option.lstrip("-+~").rpartition(".")[2]
     if equals:
-        return _is_named(name, value)
+        return _is_secret_by_name(name, value)
     if not option.startswith("-") or after.startswith("--"):
         return False
-    # A value in the form of a known secret is a separate argument in the list.
-    is_seen_together = is_secret_value(f"{word} {after}") and not is_secret_value(after)
-    return _is_named(name, after) or is_seen_together
+    # A value that is a secret without its option is found as an argument of its own.
+    is_secret_together = is_secret_value(f"{word} {after}") and not is_secret_value(after)
+    return _is_secret_by_name(name, after) or is_secret_together
 
 
 def redacted(text: str) -> str:
@@ -159,7 +159,7 @@ def redacted(text: str) -> str:
     "HF_TOKEN=[redacted] WANDB_API_KEY: '[redacted]' lr=0.0001 http://[redacted]proxy:3128"
     """
     kept, end = [], 0
-    for start, stop in sorted(_found(text)):
+    for start, stop in sorted(_secret_spans(text)):
         if start >= end:
             kept += [text[end:start], REDACTED]
         end = max(end, stop)  # a secret that overlaps the one before shares its replacement
@@ -167,41 +167,41 @@ def redacted(text: str) -> str:
 
 
 def named_secrets(text: str) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Yield where a text gives a secret to a name, with the name if it is a variable.
+    """Yield each secret that a text gives to a name: its variable ("" if none) and its span.
 
     >>> list(named_secrets("export HF_TOKEN=abc")), list(named_secrets("HF_TOKEN=$(x)"))
     ([('HF_TOKEN', (16, 19))], [])
     """
     end = 0
-    for found in re.finditer(_NAME, text):
-        name, start = found["name"], found.end()
-        if start < end or not _strength(name):  # in the value before, or no secret
+    for match in re.finditer(_NAME, text):
+        name, start = match["name"], match.end()
+        if start < end or not (strength := _strength(name)):  # within a value, or an ordinary name
             continue
         # `Authorization: Bearer abc`: the value is the rest of the line.
-        has_line = ":" in found["sign"] and re.search(_HAS_LINE, name)
-        stop = start + _MOST_CHARACTERS[_strength(name)]
-        value = (_LINE if has_line else _VALUE).match(text, start, stop)
-        if value and _is_named(name, value[value.lastgroup or 0]):
+        has_line = ":" in match["sign"] and re.search(_HAS_LINE, name)
+        stop = start + _MOST_CHARACTERS[strength]
+        value = (_LINE if has_line else _VALUE).match(text, start, stop)  # in its named group
+        if value and _is_secret_by_name(name, value[value.lastgroup or 0]):
             end = value.end()
-            is_variable = "=" in found["sign"] and not found["dashes"]
+            is_variable = "=" in match["sign"] and not match["dashes"]  # not an option
             yield name if is_variable else "", value.span(value.lastgroup or 0)
 
 
-def _found(text: str) -> Iterator[tuple[int, int]]:
-    """Yield where secrets are; a named group of a form must look random, and encode no text."""
-    yield from (place for _, place in named_secrets(text))
+def _secret_spans(text: str) -> Iterator[tuple[int, int]]:
+    """Yield where secrets are: those that are given to names, then those of well-known forms."""
+    yield from (span for _, span in named_secrets(text))
     if len(text) < SHORTEST and "://" not in text:
         return
     for kind in ("forms", "forms if they look random"):
-        for found in pattern(kind).finditer(text):
-            group = found.lastgroup or 0
-            is_text = group == "base64" and a2b_base64(found[group]).isascii()
-            if group == 0 or (_looks_random(found[group]) and not is_text):
-                yield found.span(group)
+        for match in pattern(kind).finditer(text):
+            group = match.lastgroup or 0  # a named group must look random, and not encode a text
+            is_text = group == "base64" and a2b_base64(match[group]).isascii()
+            if group == 0 or (_looks_random(match[group]) and not is_text):
+                yield match.span(group)
 
 
-def is_secret_file(name: str, beginning: Callable[[], str]) -> bool:
-    """Return whether a file has credentials, by its name or by what it begins with.
+def is_secret_file(name: str, read_beginning: Callable[[], str]) -> bool:
+    """Return whether a file has credentials, by its name or by its beginning.
 
     Only settings are read: a script may contain a token, and training data may look like one.
     """
@@ -209,11 +209,11 @@ def is_secret_file(name: str, beginning: Callable[[], str]) -> bool:
     if not _FOLDERS.isdisjoint(directories) or pattern("files").fullmatch(base):
         return not base.endswith((".pub", ".example", ".sample", ".template"))
     stem, _, suffix = base.rpartition(".")
-    if (f".{suffix}" if stem else ".") not in _SETTINGS:  # ".": no suffix
+    if (f".{suffix}" if stem else ".") not in _SETTINGS:  # "." in the table: no suffix
         return False
     if _strength(stem or base) > 1 and not stem.endswith("tokens"):  # not tokens.txt
         return True
-    text = beginning()
-    found = (text[start:stop] for start, stop in _found(text))
-    # A key block, a password in an address, or a token; other words may be examples.
-    return any(each[0] == "-" or each[-1] == "@" or re.search(r"\d", each) for each in found)
+    text = read_beginning()
+    secrets = (text[start:stop] for start, stop in _secret_spans(text))
+    # A key block, a password in an address, or a token with digits: other words may be examples.
+    return any(each[0] == "-" or each[-1] == "@" or re.search(r"\d", each) for each in secrets)

@@ -38,19 +38,19 @@ class Anchor(NamedTuple):
     home: str | None = None
 
     def absolute(self, path: str) -> str:
-        """Make a path absolute: relative to the directory, and `~` to the home."""
+        """Join a path to the directory, if there is one, or to the home if it begins with `~`."""
         if self.home and (path == "~" or path.startswith("~/")):
             return self.home.rstrip("/") + path[1:]
         if self.directory is None:
             return path
         return os.path.normpath(os.path.join(self.directory, path))
 
-    def placed(self, field: Field, value: Any) -> Any:
+    def with_absolute_paths(self, field: Field, value: Any) -> Any:
         """Make the paths in a value absolute."""
         if field.name == "setup":
             return tuple(with_absolute_path(line, self.absolute) for line in value)
         if field.name == "python" and "/" in value and not value.startswith("~/"):
-            return self.absolute(value)  # else found on PATH, or in the home of where it runs
+            return self.absolute(value)  # a bare name is on PATH, and `~` is the node's home
         return self.absolute(value) if field.kind is Kind.PATH else value
 
 
@@ -85,14 +85,14 @@ def settings_of(
 ) -> Iterator[Setting]:
     """Read one value; Slurm's `a100:4` and a mapping yield several settings.
 
-    Raises UsageError, or ConfigError if the origin is in a file.
+    Messages name it `label`; `adds`: it extends a list. Raises UsageError (ConfigError for a file).
     """
     if field.name == "gpus_per_node" and isinstance(raw, str):
         typed = re.match(_TYPED_GPUS, raw)
         if typed is not None:
             yield from settings_of(BY_NAME["gpu_type"], typed[1], origin, anchor, label=label)
             raw = typed[2]
-    value = anchor.placed(field, interpret_at(origin, field, raw, label=label))
+    value = anchor.with_absolute_paths(field, interpret_at(origin, field, raw, label=label))
     if field.kind is not Kind.MAPPING:
         note = _unit_note(field, raw, value, label) if isinstance(raw, str) else ""
         yield Setting(field=field, value=value, origin=origin, adds=adds, note=note)
@@ -132,8 +132,7 @@ _PLAIN: Final = r"[A-Za-z/][A-Za-z0-9_/.-]*\Z"
 _YAML_WORDS: Final = frozenset(
     {"y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf"}
 )
-_BARE: Final = (Kind.COUNT, Kind.NUMBER, Kind.REAL, Kind.FLAG)
-
+_NUMBERS_AND_FLAGS: Final = (Kind.COUNT, Kind.NUMBER, Kind.REAL, Kind.FLAG)
 
 Plain = str | float | bool | tuple[str, ...] | None  # a value for JSON
 
@@ -159,7 +158,7 @@ class Resolved(NamedTuple):
     notes: tuple[str, ...] = ()  # warnings for the user
 
     def rows(self) -> Iterator[Row]:
-        """Return every value in the order of FIELDS, each name of a mapping separately."""
+        """Yield every value in the order of FIELDS, each name of a mapping separately."""
         for field in FIELDS:
             value = getattr(self.spec, field.name)
             raw = None if value is None else written(field, value)
@@ -168,8 +167,8 @@ class Resolved(NamedTuple):
                     yield self._row(f"{field.key}.{name}", text, text)
             else:
                 is_whole = isinstance(value, float) and value.is_integer()
-                bare = int(value) if is_whole else value  # 8.0 is written as 8
-                yield self._row(field.key, bare if field.kind in _BARE else raw, raw)
+                plain = int(value) if is_whole else value  # 8.0 is written as 8
+                yield self._row(field.key, plain if field.kind in _NUMBERS_AND_FLAGS else raw, raw)
 
     def _row(self, key: str, value: Plain, raw: str | tuple[str, ...] | None) -> Row:
         text = _flow_text(raw) if isinstance(raw, tuple) else raw
@@ -191,7 +190,7 @@ class Resolved(NamedTuple):
                 end_before = "}, " if open_section else ""
                 text = f"{end_before}{section}: {{{text}"
                 open_section = section
-            if rows and rows[-1][1] == origin:
+            if rows and rows[-1][1] == origin:  # it continues the line of this origin
                 text = f"{rows.pop()[0]} {text}"
             rows.append((text, origin))
         what = "# The configuration, with origins. Relative paths are relative to"
@@ -210,8 +209,9 @@ class Resolved(NamedTuple):
             raw = written(field, value)
             # A mapping is one text here, with the origins of all its names.
             names = [f"{field.key}.{name}" for name in raw] if isinstance(raw, dict) else []
-            origin = ", ".join({str(self.origins[name]): None for name in names or [field.key]})
-            text = raw if field.kind in _BARE else _flow_text(raw)
+            origins = (str(self.origins[name]) for name in names or [field.key])
+            origin = ", ".join(dict.fromkeys(origins))  # each once
+            text = raw if field.kind in _NUMBERS_AND_FLAGS else _flow_text(raw)
             groups.setdefault((section, origin), []).append(f"{key}: {text}")
         return groups
 
@@ -239,7 +239,7 @@ def _escaped(character: str) -> str:
     if character == '"':
         return '\\"'
     is_plain = character.isprintable() and character != "\\"
-    return character if is_plain else character.encode("unicode_escape").decode()  # as YAML's
+    return character if is_plain else character.encode("unicode_escape").decode()  # as in YAML
 
 
 def _printable(text: str) -> str:

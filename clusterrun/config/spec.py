@@ -39,12 +39,12 @@ _TABLE: Final = """\
 script | path | | | run this training script
 module | text | -m --module | common | run a module, as python -m does
 args | texts | | | pass these arguments to the script
-name | text | -J --job-name | common | name the job  [default: the script]
+name | text | -J --job-name | common | name the job  [default: the script's name]
 cluster | enum | --cluster | common |
   run on Slurm, on this machine, on hosts over ssh, or in an allocation that you are in; auto uses
   Slurm if sbatch is found, else this machine
 run_dir | path | --run-dir | |
-  keep runs in this directory, which on Slurm all nodes must share  [default: runs]
+  keep runs in this directory; on Slurm, all nodes must share it  [default: runs]
 [hosts]
 hosts | texts HOST,... | --hosts | |
   run on these hosts, e.g. gpu1,user@gpu2:2222 or gpu[1-4] (ssh, allocation)
@@ -100,7 +100,7 @@ nproc_per_node | count | --nproc-per-node | |
 device | enum | --device | common | compute on this device  [default: auto]
 gpu_ids | text | --gpu-ids | | use these GPUs of this machine, e.g. 0,2 (local runs)
 strategy | enum | --strategy | common | distribute the model with this strategy  [default: ddp]
-tensor_parallel | count | | | split each layer over this many ranks (fsdp; with ddp, all ranks)
+tensor_parallel | count | | | split each layer over this many ranks (fsdp; with ddp: over all ranks)
 context_parallel | count | | | split each sample over this many ranks with ring attention (fsdp)
 sequence_parallel | count | | | split each sample over this many ranks with Ulysses (zero2, zero3)
 data_parallel_shard | count | | |
@@ -109,7 +109,7 @@ data_parallel_shard | count | | |
 data_parallel_replicate | count | | |
   keep this many copies of the state (fsdp)  [default: 1; fsdp-hybrid: one per node]
 mixed_precision | enum | --mixed-precision | common |
-  compute in this precision; auto: bf16 if supported, else fp16; no on CPUs
+  compute in this precision; auto: bf16 if supported, else fp16; without CUDA: no
 accelerate_config | path FILE | --accelerate-config | |
   use your own accelerate YAML; options still override its nodes and ranks
 deepspeed_config | path FILE | --deepspeed-config | | use your own DeepSpeed JSON, unchanged
@@ -120,10 +120,10 @@ rendezvous_timeout = rendezvous_timeout_s | seconds | | |
 main_process_port | count | | | use this port for the rendezvous  [default: derived from the job id]
 threads_per_process | count | | | set OMP_NUM_THREADS  [default: allocated CPUs / ranks]
 max_restarts | number | --max-restarts | |
-  restart at most this many times  [default: while each attempt saves a new checkpoint]
+  restart at most this many times  [default: while attempts save new checkpoints]
 on_interrupt | enum | --on-interrupt | |
   choose how the run continues after the time limit, a preemption or the loss of a node  [default:
-  requeue; stop with --no-requeue]
+  requeue; stop if slurm.requeue is false]
 preflight | enum | | |
   check each node before the ranks start; warn about a node that fails, or leave it out (enforce)
   [default: warn]
@@ -131,14 +131,14 @@ launcher | enum | | |
   start the ranks as forks of a process that has imported torch (forge), as new interpreters
   (direct) or by accelerate launch  [default: auto]
 hang_timeout = hang_timeout_s | duration | --hang-timeout | |
-  restart if no step ends for this long, and for ten times as long as a usual step; 0 disables it
-  [default: 15m]
+  restart if no step ends for this long, or ten usual steps if longer; 0: never  [default: 15m]
 world_contract | flag | | | fail the job if its ranks do not form one world  [default: yes]
 trainer_resume | flag | | |
   make Trainer.train() continue from the newest checkpoint of this run  [default: yes]
-python | text | --python | | run this interpreter on the nodes  [default: clusterrun's own]
+python | text | --python | |
+  run this interpreter on the nodes  [default: that of the environment in setup, else clusterrun's]
 setup | texts LINE | --setup | common |
-  run this on each node before the ranks: a line of bash, conda:NAME or venv:DIR (repeatable)
+  run this on each node before the ranks start: a line of bash, conda:NAME or venv:DIR (repeatable)
 stage | enum | | |
   copy the Python environment to each node's disk before the ranks start (Slurm); auto: only from a
   shared file system and for several nodes  [default: off]
@@ -154,7 +154,7 @@ env = network_env | mapping | | | set additional NCCL or fabric variables
 spool = log_spool_bytes | bytes | | |
   buffer this much output per node while the node cannot write to the run directory
 max_lines_per_s = log_lines_per_s | count | | |
-  keep up to this many lines per rank and second  [default: all; 2000 above 64 nodes]
+  keep up to this many lines of each rank per second  [default: all; 2000 above 64 nodes]
 [env]
 env | mapping NAME=VALUE | --env | common | set a variable for the ranks (repeatable)
 pass_env | texts NAME | --pass-env | common |
@@ -186,7 +186,7 @@ lora | number | --lora | common | train LoRA adapters of this rank; 0 trains all
 load_in_4bit | flag | --load-in-4bit/--no-load-in-4bit | |
   keep the frozen weights in 4 bits, with --lora (QLoRA)
 grad_ckpt | flag | --grad-ckpt/--no-grad-ckpt | common |
-  recompute activations instead of keeping them
+  recompute activations instead of keeping them (gradient checkpointing)
 lr | real | --lr | common | scale this learning rate to the effective batch
 base_batch | count | --base-batch | | set the effective batch for which --lr was chosen
 lr_rule | enum | --lr-rule | | scale the learning rate by this rule  [default: linear]
@@ -203,10 +203,10 @@ inter_node_bandwidth | real GB/s | --inter-node-bandwidth | |
 mfu | real | --mfu | | set the MFU, the share of peak FLOPS that large passes reach  [default: 0.4]
 step_time = step_time_s | real | --step-time | |
   set the measured time of an optimizer step, e.g. 4.5s
-save_every | count | --save-every | | save a checkpoint every N steps
-keep | count | --keep | | keep this many checkpoints
-keep_best | count | --keep-best | | also keep the N best checkpoints, weights only
-planned | flag | | | pass the planned batch and checkpointing to the ranks; submit --plan sets it
+save_every | count | --save-every | | assume a checkpoint every N steps
+keep | count | --keep | | assume that this many checkpoints are kept
+keep_best | count | --keep-best | | assume that the N best checkpoints are kept too, weights only
+planned | flag | | | pass the plan's batch and gradient checkpointing to the ranks (submit --plan)
 """
 
 
@@ -214,7 +214,7 @@ planned | flag | | | pass the planned batch and checkpointing to the ranks; subm
 class JobSpec:
     """The settings of a job; None means not set. The fields from `model` on describe the training.
 
-    Only estimates and notes use these. Raises UsageError on construction for an invalid value.
+    Only estimates, notes and `planned` use these. Raises UsageError for an invalid value.
     """
 
     script: str | None = None
@@ -357,15 +357,15 @@ _CHOICES: Final[Mapping[str, type[Enum]]] = {
 
 
 def _rows() -> Iterator[Field]:
-    """Read the table."""
+    """Yield a Field for each row of `_TABLE`: `nodes | count | -N --nodes | common | ...`."""
     defaults = {field.name: field.default for field in dataclasses.fields(JobSpec)}
     group = dot = ""
-    for line in re.sub(r"\n +", " ", _TABLE).splitlines():  # one for each row
-        if line.startswith("["):
+    for line in re.sub(r"\n +", " ", _TABLE).splitlines():  # joins the lines of a row
+        if line.startswith("["):  # a group; after `[slurm.]`, keys begin with `slurm.`
             group, dot, _ = line[1:-1].partition(".")
             continue
         names, kind, flags, marks, text = map(str.strip, line.split("|", 4))
-        leaf, _, name = names.partition(" = ")
+        leaf, _, name = names.partition(" = ")  # `time = time_minutes`: key, then field
         name = name or leaf
         default: Any = {} if kind.startswith("mapping") else defaults[name]
         yield Field(
@@ -386,9 +386,8 @@ FIELDS: Final = tuple(_rows())
 BY_KEY: Final[Mapping[str, Field]] = {field.key: field for field in FIELDS}
 BY_NAME: Final[Mapping[str, Field]] = {field.name: field for field in FIELDS}
 BY_ENV: Final[Mapping[str, Field]] = {field.env: field for field in FIELDS}
-SECTIONS: Final = tuple(
-    dict.fromkeys(key.partition(".")[0] for key in BY_KEY if "." in key)
-)  # slurm, launch, network, logs, training
+# slurm, launch, network, logs, training
+SECTIONS: Final = tuple(dict.fromkeys(key.partition(".")[0] for key in BY_KEY if "." in key))
 # The names in other tools.
 _ALIASES: Final = {
     **dict.fromkeys(("gpus", "gres", "num_gpus", "n_gpus"), "slurm.gpus_per_node"),
@@ -405,7 +404,7 @@ _ALIASES: Final = {
 def hint_for_key(name: str, section: str) -> str:
     """Return a hint for an unknown key of a section ("": the top level).
 
-    It names the key that the word stands for, else a similar one of the section, else of any.
+    It names the key that the word stands for, else a similar key: of this section, then of any.
     """
     plain = name.replace("-", "_").removeprefix(f"{section}.")
     known = [key for key in BY_KEY if "." not in key] + [*SECTIONS, "profile", "profiles"]
@@ -413,26 +412,26 @@ def hint_for_key(name: str, section: str) -> str:
         known = [key.partition(".")[2] for key in BY_KEY if key.startswith(f"{section}.")]
     if plain in ("conda", "conda_env", "modules", "uv", "venv"):
         return f"write it under 'launch:' as setup: {{{plain.removesuffix('_env')}: ...}}"
-    key = words().get(plain) if plain not in known else None
-    if key is None and (near := nearest(plain, known)):
-        return f"use '{near}'"
-    key = key or words().get(nearest(plain, words()) or "")
+    key = keys_by_word().get(plain) if plain not in known else None
+    if key is None:
+        if near := nearest(plain, known):
+            return f"use '{near}'"
+        key = keys_by_word().get(nearest(plain, keys_by_word()) or "")
     if key is None:
         return f"use one of: {', '.join(known)}"
     home, _, leaf = key.rpartition(".")
     if home == section:
         return f"use '{leaf}'"
-    where = f"under '{home}:'" if home else "at the top level"
-    return f"write '{leaf}' {where}"
+    return f"write '{leaf}' under '{home}:'" if home else f"write '{leaf}' at the top level"
 
 
 @functools.cache
-def words() -> dict[str, str]:
-    """Map words to the keys that they name: whole keys, their last parts, long options."""
-    found = dict(_ALIASES)
+def keys_by_word() -> dict[str, str]:
+    """Map words to the keys that they name: whole keys, their last parts, long options, aliases."""
+    keys = dict(_ALIASES)
     for field in FIELDS:
-        flags = (flag for flag in field.flags if flag[:2] == "--")
+        flags = (flag for flag in field.flags if flag.startswith("--"))
         options = [flag.lstrip("-").replace("-", "_") for flag in flags]
         for word in (*options, field.name, field.key.rpartition(".")[2], field.key):
-            found[word] = field.key
-    return found
+            keys[word] = field.key
+    return keys

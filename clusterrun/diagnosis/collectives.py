@@ -106,24 +106,23 @@ class Recordings:
     def add(self, rank: int, data: bytes) -> bool:
         """Add a rank's dump; return False if it cannot be read."""
         try:
-            dump = _Plain(io.BytesIO(data)).load()
+            dump = _PlainUnpickler(io.BytesIO(data)).load()
             members_of = {
                 name: tuple(map(int, re.findall(r"\d+", str(group.get("ranks", "")))))
                 for name, group in dump.get("pg_config", {}).items()
             }
-            traces: dict[tuple[str, str], Trace] = {}  # by name: all members are a slow key
+            traces: dict[tuple[str, str], Trace] = {}  # hashing all members each time is slow
             for entry in dump.get("entries", ()):
                 if not entry.get("is_p2p"):
                     group = entry["process_group"]  # its name and description
                     if group not in traces:
                         key = group[0], members_of.get(group[0], ()), group[1]
-                        ranks = self._groups.setdefault(key, {})
-                        traces[group] = ranks.setdefault(rank, Trace())
-                    number = int(entry["collective_seq_id"])
-                    traces[group].add(number, self._call(entry))
-                    traces[group].entered_at = entry["time_created_ns"] / 1e9
+                        traces[group] = self._groups.setdefault(key, {}).setdefault(rank, Trace())
+                    trace, number = traces[group], int(entry["collective_seq_id"])
+                    trace.add(number, self._call(entry))
+                    trace.entered_at = entry["time_created_ns"] / 1e9
                     if entry.get("retired") or entry.get("state") == "completed":
-                        traces[group].done = max(traces[group].done, number)
+                        trace.done = max(trace.done, number)
         except Exception:  # noqa: BLE001 - a torn or foreign file can raise anything
             return False
         self.ranks.add(rank)
@@ -137,8 +136,8 @@ class Recordings:
 
     def _where(self, frames: Iterable[Mapping[str, Any]]) -> str:
         """Return the innermost frame of the user's code, as in `train.py:88 in step`."""
-        is_own = self._is_own
-        for frame in frames:  # many of a deep stack, and few files
+        is_own = self._is_own  # cached: stacks are deep, but of few files
+        for frame in frames:
             file = frame["filename"]
             if file not in is_own:
                 is_own[file] = not INSTALLED.search(str(file))
@@ -148,44 +147,44 @@ class Recordings:
 
     def stuck(self) -> Stuck | None:
         """Return where the training hangs; None if no rank waits for another."""
-        found = [
-            stuck
-            for (_, members, about), ranks in self._groups.items()
-            if (stuck := self._stuck(about or "a group", members, ranks)) is not None
-        ]
-        waiting = {rank for stuck in found for rank in stuck.waiting}
+        all_stuck: list[Stuck] = []
+        for (_, members, about), traces in self._groups.items():
+            found = self._stuck_in_group(about or "a group", members, traces)
+            if found is not None:
+                all_stuck.append(found)
+        waiting = {rank for stuck in all_stuck for rank in stuck.waiting}
 
         def order(stuck: Stuck) -> tuple[bool, bool, int, float]:
-            """Sort by kind; then victims, ranks missing here that wait elsewhere, come last."""
-            is_unclear = stuck.kind is not StuckKind.MISMATCH
-            victims = waiting.intersection(stuck.odd)
-            return is_unclear, not stuck.odd, len(victims), stuck.since
+            """Return the sorting key: mismatches first, then groups that name ranks to blame."""
+            is_mismatch, names_ranks = stuck.kind is StuckKind.MISMATCH, bool(stuck.odd)
+            victims = waiting.intersection(stuck.odd)  # missing here, but they wait in other groups
+            return not is_mismatch, not names_ranks, len(victims), stuck.since
 
-        return min(found, key=order, default=None)
+        return min(all_stuck, key=order, default=None)
 
-    def _stuck(
-        self, group: str, members: Iterable[int], ranks: Mapping[int, Trace]
+    def _stuck_in_group(
+        self, group: str, members: Iterable[int], traces: Mapping[int, Trace]
     ) -> Stuck | None:
         """Return where a group is stuck; None if all finished, or no rank is known to wait."""
-        if not members:
-            members = range(self._world) if group == DEFAULT_GROUP else ranks
-        lasts = [trace.last for trace in ranks.values()]
-        newest, oldest = max(lasts), min(lasts)
-        if mismatch := self._mismatch(group, ranks, oldest):
+        if not members:  # the dumps do not name them
+            members = range(self._world) if group == DEFAULT_GROUP else traces
+        newest = max(trace.last for trace in traces.values())
+        oldest = min(trace.last for trace in traces.values())
+        if mismatch := self._find_mismatch(group, traces, oldest):
             return mismatch
-        if newest == oldest and all(trace.done >= newest for trace in ranks.values()):
+        if newest == oldest and all(trace.done >= newest for trace in traces.values()):
             return None
         number = min(newest, oldest + 1)  # the first that not all entered, or the newest
-        behind = {rank for rank, trace in ranks.items() if trace.last < number}
+        behind = {rank for rank, trace in traces.items() if trace.last < number}
         # Members without a call in this group, but for those whose missing dump is excused.
-        unknown = {*members} - ranks.keys() - (self._excused - self.ranks)
+        unknown = {*members} - traces.keys() - (self._excused - self.ranks)
         odd = tuple(sorted(behind | unknown))
-        calls = {r: call for r, trace in ranks.items() if (call := trace.call(number))}
+        calls = {r: call for r, trace in traces.items() if (call := trace.call(number))}
         waiting = tuple(sorted(calls.keys() - set(odd)))
         if not waiting:
             return None
-        entered = [ranks[rank].entered_at for rank in waiting if ranks[rank].last == number]
-        late = {rank: ranks[rank] for rank in odd if rank in ranks}
+        entered = [traces[rank].entered_at for rank in waiting if traces[rank].last == number]
+        late = {rank: traces[rank] for rank in odd if rank in traces}
         return Stuck(
             kind=StuckKind.MISSING if odd else StuckKind.UNFINISHED,
             group=group,
@@ -193,21 +192,21 @@ class Recordings:
             call=Counter(calls[rank] for rank in waiting).most_common(1)[0][0],
             waiting=waiting,
             odd=odd,
-            others={rank: _text(each.call(each.last), each.last) for rank, each in late.items()},
+            others={r: _call_text(trace.call(trace.last), trace.last) for r, trace in late.items()},
             since=max(entered, default=0.0),
         )
 
-    def _mismatch(self, group: str, ranks: Mapping[int, Trace], oldest: int) -> Stuck | None:
-        """Find the first collective that the ranks called differently, of those that all have."""
-        done = min(trace.done for trace in ranks.values())
+    def _find_mismatch(self, group: str, traces: Mapping[int, Trace], oldest: int) -> Stuck | None:
+        """Find the first collective that the ranks called differently; `oldest`: all entered it."""
+        done = min(trace.done for trace in traces.values())
         # Earlier ones are not recorded by all, or have harmed nothing if they differ.
-        start = max(*(t.first for t in ranks.values()), oldest - _COMPARED, done - _PASSED, 0)
+        start = max(*(t.first for t in traces.values()), oldest - _COMPARED, done - _PASSED, 0)
         for number in range(start, oldest + 1):
-            calls = {r: call for r, trace in ranks.items() if (call := trace.call(number))}
+            calls = {r: call for r, trace in traces.items() if (call := trace.call(number))}
             counts = Counter(call.signature for call in calls.values())
             if len(counts) < 2:
                 continue
-            first = calls[min(calls)].signature  # of two halves, rank 0's is right
+            first = calls[min(calls)].signature  # of the lowest rank: it decides between two halves
             usual = max(counts, key=lambda each: (counts[each], each == first))
             odd = tuple(sorted(r for r, call in calls.items() if call.signature != usual))
             waiting = tuple(sorted(calls.keys() - set(odd)))
@@ -218,12 +217,12 @@ class Recordings:
                 call=calls[waiting[0]],
                 waiting=waiting,
                 odd=odd,
-                others={rank: _text(calls[rank], number) for rank in odd},
+                others={rank: _call_text(calls[rank], number) for rank in odd},
             )
         return None
 
 
-def _text(call: Call | None, number: int) -> str:
+def _call_text(call: Call | None, number: int) -> str:
     """Describe a call, as in `all_reduce #812 [[7]] Float at train.py:88 in step`; "" for None."""
     if call is None:
         return ""
@@ -236,10 +235,10 @@ def wording(stuck: Stuck) -> str:
     """Describe what the ranks wait for, as in `2 ranks wait in all_reduce #812 [[7]] Float`."""
     ranks = count(len(stuck.waiting), "rank") + (" wait" if len(stuck.waiting) > 1 else " waits")
     group = "" if stuck.group == DEFAULT_GROUP else f" of the group '{stuck.group}'"
-    return f"{ranks} in {_text(stuck.call, stuck.number)}{group}"
+    return f"{ranks} in {_call_text(stuck.call, stuck.number)}{group}"
 
 
-class _Plain(pickle.Unpickler):
+class _PlainUnpickler(pickle.Unpickler):
     """Reads containers and plain values only: torch's dumps need no class."""
 
     def find_class(self, module: str, name: str) -> Any:
@@ -286,40 +285,40 @@ class Works(Generic[T]):
     left: int = _MOST
 
     def feed(self, text: str, rank: int | None, found: T) -> None:
-        """Take a line of `rank` with one of WORDS; its text may number the rank within a group."""
+        """Take a line of `rank` with one of WORDS; the line itself numbers ranks within a group."""
         if call := _CALL.search(text):
             self.left -= 1
             self._calls.setdefault(rank, {})[call["seq"]] = _signature(call), found
         elif status := _STATUS.search(text):
             self.left -= 1
             reports, reporter = self._groups.setdefault(status["group"], {}), int(status["rank"])
-            called, _ = self._calls.get(rank, {}).get(status["stuck"], ("", found))
-            stuck, entered = status["stuck"], int(status["entered"])
+            entered, stuck = int(status["entered"]), status["stuck"]  # None: it has not timed out
+            called, _ = self._calls.get(rank, {}).get(stuck, ("", found))
             if stuck or reporter not in reports:  # a timeout replaces a mere status
                 reports[reporter] = _Report(entered, int(stuck) if stuck else None, called, found)
 
     def conclusions(self) -> Iterator[tuple[str, T]]:
         """Yield causes that the reports show, with the place of a rank that differs."""
         for reports in self._groups.values():
-            yield from _of_group(list(reports.values()))
+            yield from _conclude_group(list(reports.values()))
+        # Calls do not name their group: compare them only if each rank timed out in one collective.
         if len(self._groups) > 1 or any(len(calls) > 1 for calls in self._calls.values()):
             return
-        # Each rank timed out once, perhaps in the same collective: its group need not be known.
         timed_out = [each for calls in self._calls.values() for each in calls.items()]
         if len({number for number, _ in timed_out}) == 1:
             yield from _mismatch([call for _, call in timed_out])
 
 
-def _of_group(reports: list[_Report[T]]) -> Iterator[tuple[str, T]]:
+def _conclude_group(reports: list[_Report[T]]) -> Iterator[tuple[str, T]]:
     """Yield what the reports of a process group show: ranks behind the others, or another call."""
     waiting = [each for each in reports if each.stuck is not None]
-    if not waiting or any(_PAIRWISE.match(each.call) for each in waiting):
+    if not waiting or any(_PAIRWISE.match(each.call) for each in waiting):  # not comparable
         return
     newest = max(each.stuck or 0 for each in waiting)
     behind = [each for each in reports if each.entered < newest]
     if behind and 2 * len(behind) <= len(reports):  # the odd ones are at most half
-        is_waiting = any(each.stuck is not None for each in behind)  # in an earlier one
-        yield MISMATCH if is_waiting else MISSING, behind[0].found
+        waits_earlier = any(each.stuck is not None for each in behind)  # in an earlier collective
+        yield MISMATCH if waits_earlier else MISSING, behind[0].found
     elif all(each.stuck == newest for each in waiting):
         yield from _mismatch([(each.call, each.found) for each in waiting if each.call])
 

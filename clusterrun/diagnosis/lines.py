@@ -60,12 +60,12 @@ def read_line(
 ) -> PrintedLine:
     """Take the prefixes off a line; `rank` and `node` are those of its file, if it has them.
 
-    A prefix replaces these. What the text says of a rank or a node counts if both are silent.
+    A prefix overrides the file. The text tells rank and node only if neither file nor prefix does.
     """
-    text = raw.rstrip("\r\n").rpartition("\r")[2][:MOST_LETTERS]
+    text = raw.rstrip("\r\n").rpartition("\r")[2][:MOST_LETTERS]  # "\r" overwrites what is shown
     text = text if text.isprintable() else _CONTROL.sub("", text)
     at, source = None, ""
-    if text[:1].isdigit() and (found := _OURS.match(text)):
+    if text[:1].isdigit() and (found := _OURS.match(text)):  # a line of our own logs
         at = int(found["us"]) / 1e6
         rank = int(found["rank"]) if found["rank"] != "-" else rank
         text = text[found.end() :]
@@ -76,7 +76,7 @@ def read_line(
         else:
             own_rank = groups["rank"] or groups["mpi"] or groups["srun"]
             rank = int(own_rank) if own_rank else rank
-            source += found[0].rstrip(": ")
+            source += found[0].rstrip(": ")  # also a local rank or a PID
             node = groups["host"] or node
         text = text[found.end() :]
     if "[" in text and (found := _NCCL.match(text)):

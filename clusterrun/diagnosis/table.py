@@ -96,11 +96,11 @@ def parse(texts: Iterable[str]) -> Table:
 
 
 def _cause(row: Any) -> KnownCause:
-    """Read a cause: a mapping; `role` is the default of its signs."""
+    """Read a cause from a mapping, whose `role` is the default role of its signs."""
     values = {**row, "id": str(row["id"])}
     role = Role(values.pop("role", Role.ROOT))
     do, repeats = values.pop("do", ()), values.pop("repeats", None)
-    advice = [do] if isinstance(do, str) else do
+    advice = [do] if isinstance(do, str) else do  # texts, or mappings with a text and a command
     return KnownCause(
         domain=Domain(values.pop("domain", Domain.UNKNOWN)),
         retry=Retry(values.pop("retry", Retry.MAYBE)),
@@ -125,7 +125,7 @@ def _sign(row: Any, role: Role) -> Sign:
 
 
 def bounded(pattern: str) -> re.Pattern[str]:
-    """Compile a pattern so that each repeat ends: a line takes time by its length only."""
+    """Compile a pattern with a limit on each repeat, which bounds the time that a line takes."""
 
     def limited(found: re.Match[str]) -> str:
         if not found["repeat"]:  # an escaped letter, or a set of letters

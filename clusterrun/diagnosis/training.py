@@ -118,7 +118,7 @@ class TrainingLog:
     _is_skipping: bool = False  # no loss since the last skipped step
 
     def feed(self, line: PrintedLine) -> None:
-        """Take the next line; a step number or a loss that is new counts as a step."""
+        """Take the next line; a new step number counts as a step, else a new loss does."""
         text = line.text
         if line.at is not None:
             self.silent_from = self.silent_from or line.at
@@ -134,19 +134,19 @@ class TrainingLog:
         step = _STEP.search(low) if any(map(low.__contains__, _STEP_WORDS)) else None
         if step and _SIDE_WORK.search(low):
             step = None
-        shown = step or loss
-        if not shown or (self.is_complete and _FULL_BAR.search(low)):
+        progress = step or loss
+        if not progress or (self.is_complete and _FULL_BAR.search(low)):
             return
         self._read_numbers(line, loss["loss"] if loss else None)
-        if shown[0] in self._seen:
+        if progress[0] in self._seen:  # printed by another rank, or once more
             return
-        self._seen.append(shown[0])
+        self._seen.append(progress[0])
         self.steps += 1
         self.is_complete = False
         self.last_step, self.silent_from, self.silent_until = line, line.at, line.at
 
     def _read_overflow(self, text: str) -> None:
-        """Count skipped steps in succession; the lines of all ranks about one step end alike."""
+        """Count skipped steps in succession; a line that ends like the last one is of its step."""
         found = _OVERFLOW.search(text)
         if not found or text[found.end() :] == self._overflow:
             return
@@ -161,12 +161,12 @@ class TrainingLog:
         return self.steps - self._overflow_at < STEPS
 
     def _read_numbers(self, line: PrintedLine, loss: str | None) -> None:
-        """Follow the loss, the gradient norm and the loss scale of a step."""
+        """Follow the `loss` of a step, and the gradient norm and loss scale that the line shows."""
         low = line.text.lower()
         if "loss scale: " in low and (scale := _SCALE.search(line.text)):
             new = float(scale["scale"])
-            # Without a loss, and with a smaller scale: the step was skipped.
-            self.overflows = self.overflows + 1 if loss is None and new < self._scale else 0
+            is_skipped = loss is None and new < self._scale  # an overflow lowers the scale
+            self.overflows = self.overflows + 1 if is_skipped else 0
             self._scale, self._overflow_at = new, self.steps
         norm = _NORM.search(low) if "norm" in low else None
         value = float(loss.lower()) if loss else None
@@ -189,9 +189,10 @@ class TrainingLog:
 
     @property
     def is_overflowing(self) -> bool:
-        """Return whether steps of fp16 are skipped at the end, more than at a usual start."""
-        is_least = self._is_skipping and 0 < self._scale <= _LEAST_SCALE
-        enough = _OVERFLOWS if len(self.losses) >= _SETTLED or is_least else _OVERFLOWS_AT_START
+        """Return whether fp16 steps were skipped at the end, by more overflows than are usual."""
+        has_least_scale = self._is_skipping and 0 < self._scale <= _LEAST_SCALE
+        is_past_start = len(self.losses) >= _SETTLED or has_least_scale
+        enough = _OVERFLOWS if is_past_start else _OVERFLOWS_AT_START
         if self.is_diverged:
             enough = 1  # it explains the loss
         return self._is_after_overflow and self.overflows >= enough
@@ -199,9 +200,10 @@ class TrainingLog:
     @property
     def is_nan(self) -> bool:
         """Return whether the loss stayed NaN or infinite; of few losses, the last one decides."""
-        has_nan_norms = self.nan_norms > 1 and self._scale <= _LEAST_SCALE  # fp16 seeks no scale
-        is_last = (self.nan_losses > 0 or has_nan_norms) and len(self.losses) <= STEPS
-        return max(self.nan_losses, self.nan_norms) >= STEPS or is_last
+        # With a larger loss scale, fp16 may still be searching for one: NaN norms are usual.
+        has_nan_norms = self.nan_norms > 1 and self._scale <= _LEAST_SCALE
+        is_last_of_few = (self.nan_losses > 0 or has_nan_norms) and len(self.losses) <= STEPS
+        return max(self.nan_losses, self.nan_norms) >= STEPS or is_last_of_few
 
     @property
     def is_diverged(self) -> bool:
@@ -223,8 +225,9 @@ def _has_jumped(values: list[float]) -> bool:
     if not usual:
         return False
     base, level = statistics.median(usual), statistics.fmean(tail)
-    is_high = level > max(_RATIO * base, base + _JUMP) and min(tail) > _ABOVE * base > 0
-    return is_high and level > min(_HIGH, _MANY_TIMES * base)  # high in itself, or by far
+    are_all_above = min(tail) > _ABOVE * base > 0
+    is_far_above = level > max(_RATIO * base, base + _JUMP)
+    return are_all_above and is_far_above and level > min(_HIGH, _MANY_TIMES * base)
 
 
 def _has_risen(values: list[float]) -> bool:
@@ -238,7 +241,7 @@ def _has_risen(values: list[float]) -> bool:
     base, level = statistics.median(lowest), statistics.median(last)
     highest = max(map(statistics.median, blocks))
     outliers = size // 10  # of each block
-    is_apart = last[outliers] > lowest[-1 - outliers] > 0
+    is_apart = last[outliers] > lowest[-1 - outliers] > 0  # the blocks do not overlap
     is_far = level > min(_TWICE * base, max(_RATIO * base, base + _JUMP))
     # Above 1, up by _RISE at least, and still above _RISE times the highest.
     return is_apart and is_far and level > max(1.0, base + _RISE, _RISE * highest)

@@ -45,17 +45,17 @@ class Verdict:
 
     @property
     def frame(self) -> str:
-        """Return the last frame in the user's code, or the last frame, or ""."""
+        """Return the innermost frame of the user's code, else the innermost of all; "" if none."""
         frames = [frame for each in self.evidence for frame in reversed(each.frames)]
-        own = (frame for frame in frames if not INSTALLED.search(frame))
-        return next(own, "") or next(iter(frames), "")
+        of_user = [frame for frame in frames if not INSTALLED.search(frame)]
+        return (of_user or frames or [""])[0]
 
     @property
     def retry(self) -> Retry:
         """Return whether another try helps; a cause that is not confirmed leaves it open."""
         if self.cause.repeats is not None:
-            is_same = self.cause.repeats.match(self.first.line.text.strip())
-            return Retry.NO if is_same or self.is_shared else self.cause.retry
+            would_repeat = self.is_shared or self.cause.repeats.match(self.first.line.text.strip())
+            return Retry.NO if would_repeat else self.cause.retry
         return Retry.MAYBE if self.status is Certainty.UNCONFIRMED else self.cause.retry
 
 
@@ -66,18 +66,18 @@ def verdict_of(scanner: Scanner) -> Verdict | None:
     generic cause, only those with the same text.
     """
     findings, causal = scanner.findings(), scanner.causal()
-    left = [each for each in causal if not any(_explains(other, each) for other in causal)]
-    chosen = min(left, key=_order, default=None) or by_numbers(scanner)
+    unexplained = [x for x in causal if not any(_explains(other, x) for other in causal)]
+    chosen = min(unexplained, key=_strength_key, default=None) or by_numbers(scanner)
     if chosen is None:
         return None
-    own = [x for x in findings if x.cause.id == chosen.cause.id and x.order >= chosen.order]
+    same_cause = [x for x in findings if x.cause.id == chosen.cause.id and x.order >= chosen.order]
     if chosen.cause.generic:
         form = form_of(chosen.line.text)
-        own = [each for each in own if form_of(each.line.text) == form]
-    of_cause = _of_its_nodes(chosen, own)
+        same_cause = [each for each in same_cause if form_of(each.line.text) == form]
+    of_cause = _of_failed_nodes(chosen, same_cause)
     places = _places(scanner, chosen, of_cause)
     ranks = {rank for rank, _ in places if rank is not None}
-    evidence: dict[str, FoundSign] = {}
+    evidence: dict[str, FoundSign] = {}  # the first sign of each form of line
     for each in of_cause:
         evidence.setdefault(form_of(each.line.text.strip()), each)
     status = Certainty.ESTABLISHED
@@ -90,7 +90,7 @@ def verdict_of(scanner: Scanner) -> Verdict | None:
     return Verdict(
         cause=chosen.cause,
         status=status,
-        evidence=tuple(evidence.values())[:_EVIDENCE] or (chosen,),  # by numbers: no sign
+        evidence=tuple(evidence.values())[:_EVIDENCE] or (chosen,),  # of `by_numbers`: no sign
         ranks=tuple(sorted(ranks)),
         nodes=tuple(sorted({node for _, node in places if node})),
         consequences=_consequences(scanner, findings, of_cause or [chosen]),
@@ -108,14 +108,14 @@ def _places(
     return places if chosen.of_victim else places | scanner.more_places(chosen)
 
 
-def _of_its_nodes(chosen: FoundSign, found: Sequence[FoundSign]) -> list[FoundSign]:
-    """Leave out weaker signs on other nodes: a step is killed on all nodes for the sake of one."""
-    most = _weakness(chosen)
+def _of_failed_nodes(chosen: FoundSign, found: Sequence[FoundSign]) -> list[FoundSign]:
+    """Leave out weak signs on nodes without a strong one: a failed node ends the step on all."""
+    limit = _weakness(chosen)  # strong signs are as strong as the chosen one
     named = {each.line.node for each in found if each.line.node}
-    nodes = {each.line.node for each in found if each.line.node and _weakness(each) <= most}
+    nodes = {each.line.node for each in found if each.line.node and _weakness(each) <= limit}
     if not nodes and len(named) == 1:  # only weak signs name a node, but they agree
-        nodes = named
-    return [each for each in found if _weakness(each) <= most or each.line.node in {"", *nodes}]
+        return list(found)
+    return [each for each in found if _weakness(each) <= limit or each.line.node in {"", *nodes}]
 
 
 def _explains(other: FoundSign, finding: FoundSign) -> bool:
@@ -123,17 +123,18 @@ def _explains(other: FoundSign, finding: FoundSign) -> bool:
     if other.cause.id == finding.cause.id or other.cause.id in finding.cause.explains:
         return False
     explained, is_later = other.cause.explains, finding.order > other.order
+    is_named = finding.cause.id in explained
     if finding.cause.domain is Domain.POLICY and other.role is Role.EITHER:
-        # The job was ended because it was stuck.
-        return is_later or finding.cause.id in explained
+        # The cluster ended the job because it was stuck.
+        return is_later or is_named
     if _weakness(other) > _weakness(finding):
         return False
-    is_any = EVERYTHING in explained or (LATER in explained and is_later)
-    return finding.cause.id in explained or (is_any and EVERYTHING not in finding.cause.explains)
+    explains_any = EVERYTHING in explained or (LATER in explained and is_later)
+    return is_named or (explains_any and EVERYTHING not in finding.cause.explains)
 
 
-def _order(finding: FoundSign) -> tuple[int, int]:
-    """Sort by strength, then by time; what ended a job counts if nothing failed before."""
+def _strength_key(finding: FoundSign) -> tuple[int, int]:
+    """Return the sorting key: strength, then time. Generic causes and policies are weak roots."""
     cause, weakness = finding.cause, _weakness(finding)
     if finding.role is Role.ROOT and (cause.generic or cause.domain is Domain.POLICY):
         weakness = 1
@@ -141,12 +142,12 @@ def _order(finding: FoundSign) -> tuple[int, int]:
 
 
 def _weakness(finding: FoundSign) -> int:
-    """Return 0 for the strongest role; 1 is for weak roots (`_order`)."""
+    """Return 0 for the strongest role; 1 is for weak roots (`_strength_key`)."""
     return {Role.ROOT: 0, Role.EITHER: 2}.get(finding.role, 3)
 
 
 def by_numbers(scanner: Scanner) -> FoundSign | None:
-    """Return what the training's own numbers show; it counts if no message names a cause."""
+    """Return the cause that losses and steps show, for a log in which no message names one."""
     if not scanner.trainings:
         return None
     training = max(scanner.trainings.values(), key=lambda each: each.steps)
@@ -158,8 +159,9 @@ def by_numbers(scanner: Scanner) -> FoundSign | None:
         DIVERGED: training.is_diverged,
         STUCK: training.is_stuck,
     }
-    name = next((name for name, is_shown in shown.items() if is_shown), "")
-    if (cause := scanner.table.get(name)) is None:
+    names = [name for name, is_shown in shown.items() if is_shown]
+    cause = scanner.table.get(names[0]) if names else None
+    if cause is None:
         return None
     return FoundSign(cause=cause, role=Role.EITHER, line=line, order=0, steps=training.steps)
 
@@ -169,18 +171,20 @@ def _consequences(
 ) -> tuple[Consequence, ...]:
     """Return the first sign of each other cause that is not just another name for this one."""
     cause = of_cause[0].cause
-    orders = {each.order for each in of_cause}
+    lines = {each.order for each in of_cause}
     ranks = {each.line.rank for each in of_cause} - {None}
     first: dict[str, FoundSign] = {}
     for each in findings:
-        if each.cause.id == cause.id or each.role in _NO_CONSEQUENCE or each.order in orders:
+        is_same_cause_or_line = each.cause.id == cause.id or each.order in lines
+        # A job is ended by one decision of the cluster, which may have two names.
+        is_same_decision = {cause.domain, each.cause.domain} == {Domain.POLICY}
+        if is_same_cause_or_line or is_same_decision or each.role in _NO_CONSEQUENCE:
             continue
-        if cause.domain is each.cause.domain is Domain.POLICY:  # one decision, two names
-            continue
-        is_guess = each.role in (Role.CONFIRMATION, Role.CASCADE)
-        if is_guess and ranks and each.line.rank in {None, *ranks}:  # about the end of this rank
-            continue
-        first.setdefault(each.cause.id, each)
+        # A weak sign of the failed rank, or of an unknown one, is about the end of the failed rank.
+        is_weak = each.role in (Role.CONFIRMATION, Role.CASCADE)
+        may_be_of_failed = bool(ranks) and (each.line.rank is None or each.line.rank in ranks)
+        if not (is_weak and may_be_of_failed):
+            first.setdefault(each.cause.id, each)
     return tuple(
         Consequence(
             cause=each.cause,

@@ -18,7 +18,7 @@ from clusterrun.launch.world_shape import check_sizes
 
 FITS_BELOW: Final = 0.80  # of the capacity; above it a training fits tightly
 HOST_FITS_BELOW: Final = 0.70  # of a node's memory: the page cache needs some of the rest
-TIGHT_BELOW: Final = 0.95
+TIGHT_BELOW: Final = 0.95  # of the capacity; above it a training does not fit
 FRAGMENTATION: Final = 1.05  # memory that torch's allocator can't reuse
 KEEP: Final = 2
 
@@ -60,16 +60,17 @@ class Question:
         return self.wanted_batch or self.setup.effective_batch
 
     def links(self, gpu: Gpu) -> Links:
-        """Return the links of a GPU in these nodes; speeds that are given take precedence."""
-        gpu_bits = 1e9 * gpu.fabric  # a second
-        if self.network is Network.EFA and gpu.compute_capability < (9, 0):
+        """Return the bandwidths of a GPU's links; those that the user gave take precedence."""
+        gpu_bits = 1e9 * gpu.fabric  # a second; 0: it has no network card of its own
+        if self.network is Network.EFA and gpu.compute_capability < (9, 0):  # before Hopper
             gpu_bits = min(gpu_bits, speed.EFA_BEFORE_HOPPER)
-        node_bits = self.setup.procs_per_node * gpu_bits or speed.ONE_CARD
+        node_bits = (self.setup.procs_per_node * gpu_bits) or speed.ONE_CARD
         if self.network is Network.ETHERNET:
             node_bits = speed.SOCKETS
-        nvlink, pcie = 1e9 * gpu.nvlink / 2, speed.PCIE_REACHED * 1e9 * gpu.pcie  # one way
+        pcie = speed.PCIE_REACHED * 1e9 * gpu.pcie
+        nvlink = speed.NVLINK_REACHED * (1e9 * gpu.nvlink / 2)  # one direction; 0: no NVLink
         return Links(
-            within_node=self.within_node or speed.NVLINK_REACHED * nvlink or pcie,
+            within_node=self.within_node or nvlink or pcie,
             between_nodes=self.between_nodes or speed.FABRIC_REACHED * node_bits / 8,
             to_host=pcie,
         )
@@ -99,7 +100,7 @@ class Need:
         share = self.total_bytes / self.capacity_bytes
         if share > TIGHT_BELOW:
             return Fit.NO
-        if self.is_part:
+        if self.is_part:  # what was not counted may need the rest of the capacity
             return None
         return Fit.FITS if share < self.fits_below else Fit.TIGHT
 
@@ -152,7 +153,7 @@ class Estimate:
             return Fit.NO
         if self.gpu_memory is not None and self.gpu_memory.verdict is None:
             return None
-        return max(known, key=list(Fit).index, default=None)
+        return max(known, key=list(Fit).index, default=None)  # Fit goes from best to worst
 
     @property
     def lacks_memory(self) -> bool:
@@ -203,22 +204,24 @@ def estimate(question: Question) -> Estimate:
 
 
 def measured_speedup(question: Question) -> Speedup | None:
-    """Return the measured speed-up over the smallest world; None for it, or if not measured."""
-    setup, found = question.setup, question.scaling
-    if found is None or not found.is_of(setup, is_cpu=question.is_cpu):
+    """Return the speed-up of this world over the smallest one; None if it was not measured."""
+    setup, scaling = question.setup, question.scaling
+    if scaling is None or not scaling.is_of(setup, is_cpu=question.is_cpu):
         return None
-    base = found.points[0].ranks
-    for point in found.points:
-        if point.ranks == setup.world != base:
-            gain = found.gain(point).speedup
-            return Speedup(low=gain, high=gain, base=base, measured_at=found.measured_at)
+    base = scaling.points[0].ranks
+    for point in scaling.points:
+        if point.ranks == setup.world and point.ranks != base:
+            gain = scaling.gain(point).speedup
+            return Speedup(low=gain, high=gain, base=base, measured_at=scaling.measured_at)
     return None
 
 
 def usual_speedup(question: Question) -> Speedup | None:
     """Return the usual speed-up of 2, 4 or 8 GPUs of one node; None for any other world."""
     setup = question.setup
-    if setup.nodes > 1 or setup.data_parallel == 1 or question.is_cpu or setup.parallel.model > 1:
+    is_on_gpus_of_one_node = setup.nodes == 1 and not question.is_cpu
+    is_only_data_parallel = setup.data_parallel > 1 and setup.parallel.model == 1
+    if not (is_on_gpus_of_one_node and is_only_data_parallel):
         return None
     band = speed.SCALING.get(setup.world)
     return Speedup(low=band[0], high=band[1]) if band else None
@@ -255,13 +258,13 @@ def counts_activations(setup: Setup) -> bool:
 
 def disk_need(question: Question) -> Need:
     """Add up a run's checkpoints: those kept, one being written, and the weights of the best."""
-    kept = question.keep + 1
-    whole = (
-        replace(each, bytes=kept * each.bytes, formula=f"{kept} x ({each.formula})")
+    copies = question.keep + 1  # one more while it is being written
+    checkpoints = (
+        replace(each, bytes=copies * each.bytes, formula=f"{copies} x ({each.formula})")
         for each in memory.checkpoint_terms(question.setup)
     )
     best = memory.best_terms(question.setup, question.keep_best)
-    return Need(terms=(*whole, *best), capacity_bytes=question.disk_bytes)
+    return Need(terms=(*checkpoints, *best), capacity_bytes=question.disk_bytes)
 
 
 def count_steps(question: Question) -> Steps:
@@ -278,14 +281,14 @@ def count_steps(question: Question) -> Steps:
         return Steps(total=question.max_steps)
     per_epoch = math.ceil(samples / setup.effective_batch)
     # A part of an epoch is rounded up, as in the HF Trainer.
-    whole = math.ceil(per_epoch * question.epochs) if question.epochs else None
-    in_pass = setup.micro_batch * setup.data_parallel
-    rest = samples % in_pass
+    of_epochs = math.ceil(per_epoch * question.epochs) if question.epochs else None
+    pass_samples = setup.micro_batch * setup.data_parallel  # of all ranks
+    rest = samples % pass_samples
     return Steps(
         full_per_epoch=samples // setup.effective_batch,
         accelerate_per_epoch=per_epoch,
-        repeated=in_pass - rest if rest and setup.data_parallel > 1 else 0,
-        total=question.max_steps or whole,
+        repeated=pass_samples - rest if rest and setup.data_parallel > 1 else 0,
+        total=question.max_steps or of_epochs,
     )
 
 
@@ -301,7 +304,7 @@ def step_duration(question: Question) -> Duration | None:
 
 
 def _timed_gpu(question: Question) -> Gpu | None:
-    """Return the card if its work in a step is known, else None."""
+    """Return the GPU if its peak tells a step's time; None on CPUs or without a sample length."""
     return question.gpu if question.setup.seq_len and not question.is_cpu else None
 
 
@@ -311,7 +314,7 @@ def _time(question: Question, counted: Steps) -> Time | None:
     if step is None:
         return None
     filled, cost = 1.0, None
-    if gpu and question.step_time_s is None:
+    if gpu and question.step_time_s is None:  # the step is estimated, not measured
         filled = speed.filled(setup, gpu, question.mfu)
         cost = speed.step_cost(setup, gpu, question.links(gpu), mfu=question.mfu)
     per_epoch, limit_s = counted.accelerate_per_epoch, question.limit_s
@@ -333,14 +336,14 @@ def _notes(question: Question, counted: Steps) -> Iterator[str]:
     setup, positions = question.setup, question.setup.model.positions
     if setup.parallel.model > 1:
         ways = "tensor, context and sequence parallelism"
-        yield f"times leave out the traffic of {ways}: measure a step and pass --step-time"
+        yield f"times do not include the traffic of {ways}: measure a step and pass --step-time"
     yield from _model_notes(setup)
     if 0 < positions < setup.seq_len:
         samples = f"samples of {setup.seq_len:,} tokens"
         yield f"{samples} are longer than the model's maximum of {positions:,}"
     if counted.repeated:
-        each = setup.micro_batch * setup.data_parallel
-        text = f"{question.samples:,} samples are not divisible by {each}"
+        pass_samples = setup.micro_batch * setup.data_parallel
+        text = f"{question.samples:,} samples are not divisible by {pass_samples}"
         yield f"{text}; accelerate repeats {counted.repeated} in the last step of an epoch"
     if not question.is_cpu and question.gpu_bytes is None:
         yield "no GPU was named: pass --gpu h100-80g for a verdict and a time, or --gpu-mem 80GiB"
@@ -349,14 +352,14 @@ def _notes(question: Question, counted: Steps) -> Iterator[str]:
 
 
 def _model_notes(setup: Setup) -> Iterator[str]:
-    """Yield what the numbers leave out for new families, experts and 4-bit weights."""
+    """Yield what is left out or assumed for unknown shapes, unmeasured families and experts."""
     model = setup.model
     if not counts_activations(setup):
-        what = "the model's shape" if setup.seq_len else "the length of a sample (--seq-len)"
-        yield f"activations are not counted without {what}: the total is too low"
+        missing = "the model's shape" if setup.seq_len else "the length of a sample (--seq-len)"
+        yield f"activations are not counted without {missing}: the total is too low"
     elif model.family not in memory.FAMILIES:
-        like = "Llama" if model.gated else "GPT-2"
-        yield f"the activations of '{model.family}' models are assumed to be those of {like}"
+        similar = "Llama" if model.gated else "GPT-2"
+        yield f"the activations of '{model.family}' models are assumed to be those of {similar}"
     if model.active_params:
         yield "the time assumes a dense model's MFU; to set yours, pass --mfu"
 
@@ -393,17 +396,18 @@ def _undivided_heads(setup: Setup) -> str:
     model = setup.model
     for name in ("tensor", "sequence"):
         size = getattr(setup.parallel, name)
-        # Ulysses copies key-value heads if there are fewer than ranks.
-        is_copied = name == "sequence" and size % (model.kv_heads or 1) == 0
-        heads = {"heads": model.heads, "key-value heads": 0 if is_copied else model.kv_heads}
-        for what, number in heads.items():
-            if number % size:
+        divided = {"heads": model.heads, "key-value heads": model.kv_heads}
+        if name == "sequence" and model.kv_heads and size % model.kv_heads == 0:
+            del divided["key-value heads"]  # Ulysses copies these if there are fewer than ranks
+        for what, number in divided.items():
+            if number % size:  # never for 0, an unknown number
                 text = f"launch.{name}_parallel {size} does not divide the {number} {what}"
                 return f"{text} of {model.name or 'the model'}"
     return ""
 
 
 def _undivided_tokens(setup: Setup) -> str:
+    """Return why a size does not divide the tokens of a sample; "" if all do."""
     sizes = setup.parallel
     # torch's context parallel gives each rank two chunks, to balance the causal mask.
     for name, divisor in (("context", 2 * sizes.context), ("sequence", sizes.sequence)):

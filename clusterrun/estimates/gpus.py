@@ -46,8 +46,8 @@ class Gpu:
     @property
     def tflops(self) -> Mapping[str, float]:
         """Return the peak of each precision that the card computes in."""
-        is_new = has_bf16(self.compute_capability)
-        return {"fp32": self.fp32, "fp16": self.tensor, **({"bf16": self.tensor} if is_new else {})}
+        peaks = {"fp32": self.fp32, "fp16": self.tensor}
+        return {**peaks, "bf16": self.tensor} if has_bf16(self.compute_capability) else peaks
 
     @property
     def pcie(self) -> float:
@@ -148,15 +148,15 @@ def find(text: str) -> Gpu:
     gpu = _BY_KEY.get(_key(text))
     if gpu is None:
         keys = difflib.get_close_matches(_key(text), _BY_KEY, n=5)
-        close = list(dict.fromkeys(_BY_KEY[key].name.lower() for key in keys))[:3]
-        names = " or ".join(close) or ", ".join(each.name.lower() for each in ALL)
+        similar = list(dict.fromkeys(_BY_KEY[key].name.lower() for key in keys))[:3]
+        names = " or ".join(similar) or ", ".join(card.name.lower() for card in ALL)
         hint = f"use {names}, or pass the card's memory as --gpu-mem"
         raise UsageError(f"GPU '{text}' is not known", hint=hint)
     return gpu
 
 
 def sized(gpu: Gpu, memory_bytes: int) -> Gpu:
-    """Return the known variant of a card with that much memory, or a renamed copy of the card.
+    """Return the known variant of a card with that much memory, else a renamed copy of the card.
 
     >>> [sized(find(text), 20 * 1024 * MIB).name for text in ("rtx3080", "a100")]
     ['RTX-3080-20G', 'A100-20G']
@@ -167,10 +167,10 @@ def sized(gpu: Gpu, memory_bytes: int) -> Gpu:
     return replace(_BY_NAME.get(name, gpu), name=name, memory_bytes=memory_bytes)
 
 
-def lacks_bf16(text: str | None) -> str:
+def bf16_note(text: str | None) -> str:
     """Return a note on a card without bf16; "" if it has bf16 or is unknown.
 
-    >>> lacks_bf16("v100-32g")
+    >>> bf16_note("v100-32g")
     'the V100-32G emulates bf16, slowly: pass --mixed-precision fp16 or auto'
     """
     gpu = _BY_KEY.get(_key(text or ""))

@@ -41,9 +41,9 @@ class Model:
 
     @property
     def has_shape(self) -> bool:
-        """Return whether activations can be estimated; with experts only if those were counted."""
-        is_open = self.active_params > 0 and not self.experts_met
-        return min(self.hidden, self.layers, self.heads, self.ffn) > 0 and not is_open
+        """Return whether activations can be estimated: all sizes of a block are known."""
+        has_unknown_experts = self.active_params > 0 and self.experts_met == 0
+        return min(self.hidden, self.layers, self.heads, self.ffn) > 0 and not has_unknown_experts
 
     @property
     def query_width(self) -> int:
@@ -58,9 +58,9 @@ class Model:
     def adapter_params(self, rank: int) -> int:
         """Return the parameters of LoRA adapters on all projections of attention and feed-forward.
 
-        That of an a x b projection has rank x (a + b). peft makes these for "all-linear", and fewer
-        for a list of layers. It makes none for routed experts, which transformers 5 keeps as one
-        tensor. Raises UsageError if the shape is unknown.
+        The adapter of an a x b projection has rank x (a + b) parameters. peft makes these for
+        "all-linear", fewer for a list of layers, and none for routed experts, which transformers 5
+        keeps as one tensor. Raises UsageError if the shape is unknown.
         """
         if not rank:
             return 0
@@ -69,23 +69,23 @@ class Model:
             raise UsageError("the size of LoRA's adapters depends on the model's shape", hint=hint)
         # The projections of queries and outputs, and those of keys and values.
         attention = 2 * (self.hidden + self.query_width) + 2 * (self.hidden + self.key_value_width)
-        ffn = self.ffn - self.experts_met * self.expert_ffn
-        feed_forward = (3 if self.gated else 2) * (self.hidden + ffn) if ffn else 0
+        dense_ffn = self.ffn - self.experts_met * self.expert_ffn  # 0: all experts are routed
+        feed_forward = (3 if self.gated else 2) * (self.hidden + dense_ffn) if dense_ffn else 0
         return rank * ((self.layers + self.cross_layers) * attention + self.layers * feed_forward)
 
     def divided(self, tensor: int) -> Model:
-        """Return the part of a GPU under tensor parallel.
+        """Return the part of the model on each of `tensor` GPUs under tensor parallelism.
 
         It follows transformers' plans, after Megatron (arXiv 1909.08053), which divide the matrices
         of the blocks and what they save (arXiv 2205.05198), but no norms, residuals or weights
         outside the blocks. If the size of a block is unknown, all parameters are divided.
         """
-        blocks = self.layers * self.block or self.params
+        in_blocks = (self.layers * self.block) or self.params
         return replace(
             self,
-            params=self.params - blocks + blocks // tensor,
+            params=self.params - in_blocks + in_blocks // tensor,
             block=self.block // tensor,
-            head_dim=self.query_width // max(1, self.heads),
+            head_dim=self.query_width // max(1, self.heads),  # 0 would mean all of hidden
             heads=max(1, self.heads // tensor) if self.heads else 0,
             kv_heads=max(1, self.kv_heads // tensor) if self.kv_heads else 0,
             ffn=self.ffn // tensor,
@@ -159,10 +159,10 @@ class Setup:
     def of_gpu(self) -> Setup:
         """Return the setup with the part of model and sample that one GPU works on."""
         sizes = self.parallel
-        if sizes.model == 1:
+        if sizes.model == 1:  # each GPU works on the whole model and whole samples
             return self
         # Context parallel and Ulysses (arXiv 2309.14509) divide the tokens of a sample.
-        tokens = -(-self.seq_len // (sizes.context * sizes.sequence))
+        tokens = -(-self.seq_len // (sizes.context * sizes.sequence))  # rounded up
         return replace(self, model=self.model.divided(sizes.tensor), seq_len=tokens)
 
     @property
@@ -187,7 +187,7 @@ class Term:
 
 
 class Fit(str, Enum):
-    """Whether something fits into a capacity."""
+    """Whether something fits into a capacity, from best to worst."""
 
     FITS = "fits"
     TIGHT = "tight"

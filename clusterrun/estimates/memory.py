@@ -21,36 +21,33 @@ CPU_BAND = (0.6, 1.1)
 
 
 def gpu_terms(setup: Setup) -> tuple[Term, ...]:
-    """Return what each GPU holds at most; not all parts peak together.
-
-    Parts that depend on an unknown shape or sequence length are absent.
-    """
+    """Return the parts of a GPU's peak memory; omit those of an unknown shape or sample length."""
     setup = setup.of_gpu
     always = (*states(setup), *buffers(setup))
     in_passes = (_cast_weights(setup), _dequantized(setup), *activation_terms(setup))
-    # What a step of AdamW needs beyond the memory that the passes before it freed.
+    # The step of AdamW reuses the memory that the passes before it freed, and may need more.
     is_adamw = setup.optimizer is Optimizer.ADAMW and not setup.offloads_optimizer
-    symbol, by = symbols(setup)
-    size = 4 * setup.trained / setup.shards if is_adamw else 0
-    formula = f"max(0, 4 {symbol}{by} - activations)"
+    symbol, divisor = symbols(setup)
+    adamw_bytes = 4 * setup.trained / setup.shards if is_adamw else 0
+    formula = f"max(0, 4 {symbol}{divisor} - activations)"
     source = "torch AdamW, foreach: a copy of one state for all"
-    step = term("optimizer step", max(0, size - total(in_passes)), formula, source)
+    step = term("optimizer step", max(0, adamw_bytes - total(in_passes)), formula, source)
     context = term(CONTEXT, CUDA_BYTES, "1.5 GiB", "an allowance; 0.3 to 2 GiB seen")
-    return _present((*always, *in_passes, step, context))
+    return _without_empty((*always, *in_passes, step, context))
 
 
-def _present(terms: Iterable[Term]) -> tuple[Term, ...]:
+def _without_empty(terms: Iterable[Term]) -> tuple[Term, ...]:
     return tuple(term for term in terms if term.bytes)
 
 
 def _cast_weights(setup: Setup) -> Term:
     """Return the 16-bit copies that autocast keeps of fp32 weights."""
-    size = 2 * setup.trained if setup.is_half and not setup.strategy.stage else 0
+    size = 2 * setup.trained if arithmetic(setup) is Arithmetic.AUTOCAST else 0
     return term("cast weights", size, f"2 {symbols(setup)[0]}", "torch autocast, its cache")
 
 
 def _dequantized(setup: Setup) -> Term:
-    """Return the largest layer of a block in 16 bits, as bitsandbytes computes with it."""
+    """Return the largest 4-bit layer of a block in 16 bits: bitsandbytes computes with copies."""
     model = setup.model
     size = setup.number_bytes * model.hidden * max(model.ffn, model.query_width)
     formula = f"{setup.number_bytes} h max(f h, q)"
@@ -59,17 +56,14 @@ def _dequantized(setup: Setup) -> Term:
 
 
 def cpu_terms(setup: Setup) -> tuple[Term, ...]:
-    """Return what a node's host memory holds in a training on CPUs; see CPU_BAND.
-
-    Offloading changes nothing on CPUs, and a bucket takes only the memory that is used.
-    """
+    """Return what a node's host memory holds in a training on CPUs; see CPU_BAND."""
     setup = setup.of_gpu
-    if setup.offloads_optimizer:
+    if setup.offloads_optimizer:  # offloading changes nothing on CPUs
         strategy = Strategy.simplest(setup.strategy.engine, setup.strategy.stage)
         setup = replace(setup, strategy=strategy)
-    bucket = min(REDUCE_BUCKET_SIZE, setup.model.params)
+    bucket = min(REDUCE_BUCKET_SIZE, setup.model.params)  # only pages in use take memory
     ranks, width = setup.procs_per_node, setup.number_bytes
-    # The C library's allocator keeps the memory of released weights.
+    # The C library's allocator keeps the memory of the weights that ZeRO-3 releases.
     is_zero3 = setup.strategy.is_deepspeed and setup.strategy.stage == 3
     size = width * setup.model.params if is_zero3 else 0
     kept = term("not given back", size, f"{width} P", "measured")
@@ -77,22 +71,22 @@ def cpu_terms(setup: Setup) -> tuple[Term, ...]:
     of_rank = (*parts, *activation_terms(setup))
     of_node = (replace(x, bytes=ranks * x.bytes, formula=f"n ({x.formula})") for x in of_rank)
     processes = term("processes", ranks * CPU_PROCESS_BYTES, "n x 0.5 GiB", "measured")
-    return _present((processes, *of_node))
+    return _without_empty((processes, *of_node))
 
 
 def host_terms(setup: Setup) -> tuple[Term, ...]:
-    """Return what a node's host memory holds, at the start or later, whichever is more.
+    """Return the parts of a node's peak host memory: while the model is loaded, or later.
 
     Under ZeRO-3 weights are loaded in shards: from_pretrained does so with our configs.
     """
     size = setup.procs_per_node * PROCESS_BYTES
     processes = term("processes", size, "n x 3 GiB", "an allowance for torch, CUDA")
-    rest = _zero_host(setup) if setup.strategy.is_deepspeed else _plain_host(setup)
-    return _present((processes, rest))
+    model = _zero_host(setup) if setup.strategy.is_deepspeed else _plain_host(setup)
+    return _without_empty((processes, model))
 
 
-def _loading(setup: Setup) -> tuple[int, str]:
-    """Return the bytes of one process's whole model on the host, and their formula."""
+def _loaded_model(setup: Setup) -> tuple[int, str]:
+    """Return the bytes of the whole model that one process loads, and their formula."""
     if not setup.lora:
         return 4 * setup.model.params, "4 P"
     size = setup.number_bytes * setup.model.params + 4 * setup.trained
@@ -101,47 +95,48 @@ def _loading(setup: Setup) -> tuple[int, str]:
 
 def _plain_host(setup: Setup) -> Term:
     """Return the copies of the model while it is loaded; under fsdp-offload also the states."""
-    loading, formula = _loading(setup.of_gpu)
+    loaded, formula = _loaded_model(setup.of_gpu)
     source = "cpu_ram_efficient_loading: one process of a node loads"
     if not setup.strategy.is_fsdp or setup.parallel.tensor > 1:
-        loading, formula = setup.procs_per_node * loading, f"n {formula}"
+        loaded, formula = setup.procs_per_node * loaded, f"n {formula}"
         source = "each process loads it"
     if not setup.offloads_params:
-        return term("model while loading", loading, formula, source)
-    each = _state_bytes(setup)
-    frozen = setup.number_bytes * setup.model.params if setup.lora else 0
-    # A node holds its share of all copies.
-    states = (frozen + each * setup.trained) * setup.sizes.replicate / setup.nodes
-    kept = f"({setup.number_bytes} P + {each} P_t)/M" if setup.lora else f"{each} P/M"
-    copies = f"{setup.sizes.replicate} x " if setup.sizes.replicate > 1 else ""
-    formula = f"{copies}{kept} + {formula}"
-    return term("states and model while loading", states + loading, formula, source)
+        return term("model while loading", loaded, formula, source)
+    width, per_trained, replicas = setup.number_bytes, _state_bytes(setup), setup.sizes.replicate
+    frozen = width * setup.model.params if setup.lora else 0
+    # All replicas are spread evenly over the nodes.
+    states = (frozen + per_trained * setup.trained) * replicas / setup.nodes
+    states_formula = f"({width} P + {per_trained} P_t)/M" if setup.lora else f"{per_trained} P/M"
+    copies = f"{replicas} x " if replicas > 1 else ""
+    formula = f"{copies}{states_formula} + {formula}"
+    return term("states and model while loading", states + loaded, formula, source)
 
 
 def _zero_host(setup: Setup) -> Term:
-    """Return DeepSpeed's estimate; for ZeRO-2 with offload, that for a job of one node."""
+    """Return DeepSpeed's estimate; for ZeRO-2 with offload, the one for a job of one node."""
     is_zero3, ranks = setup.strategy.stage == 3, setup.procs_per_node
-    each, formula = _loading(setup)
-    name, size, formula = "model while loading", float(ranks * each), f"n {formula}"
+    model_bytes, formula = _loaded_model(setup)
+    size, formula = float(ranks * model_bytes), f"n {formula}"
+    name = "offloaded states" if setup.offloads_optimizer else "model while loading"
     if setup.offloads_optimizer:
-        states, text = _offloaded(setup)
-        name, size, formula = "offloaded states", max(size, states), f"max({formula}, {text})"
+        states, states_formula = _offloaded(setup)
+        size, formula = max(size, states), f"max({formula}, {states_formula})"
         if is_zero3:
-            size, formula = states / setup.nodes, f"{text}/M"
+            size, formula = states / setup.nodes, f"{states_formula}/M"
     elif is_zero3:  # weights are loaded in shards
         size, formula = 4 * setup.model.largest_layer * ranks, "4 L_max n"
     return term(name, size * BUFFER_FACTOR, f"{formula} x 1.5", ESTIMATORS)
 
 
 def _offloaded(setup: Setup) -> tuple[int, str]:
-    """Return the bytes of all nodes: master weights, gradients, states; for ZeRO-3 also weights."""
-    trained, width, each = setup.trained, setup.number_bytes, _state_bytes(setup)
+    """Return the bytes that all nodes offload and their formula; under ZeRO-3 also the weights."""
+    trained, width, per_trained = setup.trained, setup.number_bytes, _state_bytes(setup)
     if not setup.offloads_params:
-        return each * trained, f"{each} {symbols(setup)[0]}"
+        return per_trained * trained, f"{per_trained} {symbols(setup)[0]}"
     if setup.lora:
-        size = width * (setup.model.params + trained) + each * trained
-        return size, f"({width} (P + P_t) + {each} P_t)"
-    return (width + each) * trained, f"{width + each} P"
+        size = width * (setup.model.params + trained) + per_trained * trained
+        return size, f"({width} (P + P_t) + {per_trained} P_t)"
+    return (width + per_trained) * trained, f"{width + per_trained} P"
 
 
 def _state_bytes(setup: Setup) -> int:
@@ -166,32 +161,32 @@ def checkpoint_terms(setup: Setup) -> tuple[Term, ...]:
     With LoRA only what peft and HF's Trainer write is counted: the adapters. accelerate's
     `save_state` also writes the frozen weights.
     """
-    master, width = 0, FP32
+    weight_bytes, optimizer_bytes = FP32, setup.optimizer.state_bytes  # of a trained parameter
     if setup.strategy.is_deepspeed:
         copies = 1 if setup.strategy.stage < 3 else 0
         copies += 1 if setup.lora else 0  # peft's own file of the adapters
-        master, width = FP32, copies * setup.number_bytes
-    weights = _per_parameter("weights", setup, width)
-    optimizer = _per_parameter("optimizer", setup, master + setup.optimizer.state_bytes)
-    return _present((weights, optimizer, _others(setup)))
+        weight_bytes, optimizer_bytes = copies * setup.number_bytes, FP32 + optimizer_bytes
+    weights = _per_parameter("weights", setup, weight_bytes)
+    optimizer = _per_parameter("optimizer", setup, optimizer_bytes)
+    return _without_empty((weights, optimizer, _random_states(setup)))
 
 
 def best_terms(setup: Setup, kept: int) -> tuple[Term, ...]:
-    """Return the size of the best checkpoints, of which only fp32 weights are kept."""
+    """Return the size of the `kept` best checkpoints: they hold only fp32 weights."""
     size = FP32 * kept * setup.trained
-    formula = f"{kept} x {FP32} {'P_t' if setup.lora else 'P'}"
-    return _present([term("weights of the best", size, formula, "safetensors")])
+    formula = f"{kept} x {FP32} {symbols(setup)[0]}"
+    return _without_empty([term("weights of the best", size, formula, "safetensors")])
 
 
-def _per_parameter(name: str, setup: Setup, each: int) -> Term:
+def _per_parameter(name: str, setup: Setup, width: int) -> Term:
+    """Return the files with `width` bytes of each trained parameter."""
     writer = "DeepSpeed save_checkpoint" if setup.strategy.is_deepspeed else "accelerate save_state"
     source = "peft and HF's Trainer" if setup.lora else writer
-    formula = f"{each} {'P_t' if setup.lora else 'P'}"
-    return term(name, each * setup.trained, formula, source)
+    return term(name, width * setup.trained, f"{width} {symbols(setup)[0]}", source)
 
 
-def _others(setup: Setup) -> Term:
-    """Count the random states of each rank; scaler, scheduler and counters take 1 or 2 kB."""
+def _random_states(setup: Setup) -> Term:
+    """Return the files of random states; scaler, scheduler and counters add only 1 or 2 kB."""
     scripts = SCRIPTS_BYTES if setup.strategy.is_deepspeed else 0
     formula = "14.5 kB x ranks" + (" + 41 kB" if scripts else "")
     source = "measured: accelerate 1.15" + (", DeepSpeed 0.19.8" if scripts else "")
@@ -224,7 +219,7 @@ def frozen_bytes(setup: Setup) -> tuple[float, str]:
 
 
 def symbols(setup: Setup) -> tuple[str, str]:
-    """Return the trained parameters and their divisor in the notation of the formulas."""
+    """Return what formulas call the trained parameters, and their division by shards: P, /8."""
     return "P_t" if setup.lora else "P", f"/{setup.shards}" if setup.shards > 1 else ""
 
 
@@ -232,23 +227,23 @@ def states(setup: Setup) -> tuple[Term, Term, Term]:
     """Return the weights, gradients and optimizer states that a GPU holds under the strategy."""
     if setup.strategy.is_deepspeed:
         return _zero_states(setup)
-    trained, sharers = setup.trained, setup.shards
-    symbol, by = symbols(setup)
-    frozen, formula = frozen_bytes(setup) if setup.lora else (0, "")
-    each = setup.optimizer.state_bytes
-    weights = _shared(f"{formula} + 4 P_t", by) if frozen else f"4 P{by}"
+    trained, ranks = setup.trained, setup.shards
+    symbol, divisor = symbols(setup)
+    frozen, frozen_formula = frozen_bytes(setup) if setup.lora else (0, "")
+    width = setup.optimizer.state_bytes
+    weights = _divided(f"{frozen_formula} + 4 P_t", divisor) if frozen else f"4 P{divisor}"
     source = FSDP if setup.strategy.is_fsdp else "accelerate keeps fp32, except for frozen weights"
     source = QLORA if setup.load_in_4bit else source
     on_gpu = 0 if setup.offloads_params else 1
     return (
-        term("weights", on_gpu * (frozen + 4 * trained) / sharers, weights, source),
-        term("gradients", on_gpu * 4 * trained / sharers, f"4 {symbol}{by}", source),
-        term("optimizer", on_gpu * each * trained / sharers, f"{each} {symbol}{by}", source),
+        term("weights", on_gpu * (frozen + 4 * trained) / ranks, weights, source),
+        term("gradients", on_gpu * 4 * trained / ranks, f"4 {symbol}{divisor}", source),
+        term("optimizer", on_gpu * width * trained / ranks, f"{width} {symbol}{divisor}", source),
     )
 
 
-def _shared(formula: str, by: str) -> str:
-    return f"({formula}){by}" if by and "+" in formula else f"{formula}{by}"
+def _divided(formula: str, divisor: str) -> str:
+    return f"({formula}){divisor}" if divisor and "+" in formula else f"{formula}{divisor}"
 
 
 def _zero_states(setup: Setup) -> tuple[Term, Term, Term]:
@@ -257,35 +252,36 @@ def _zero_states(setup: Setup) -> tuple[Term, Term, Term]:
     Gradients are counted as computed (whole in stage 1), and in fp32 for the optimizer's step. For
     stage 3 in half precision the estimator counts only the fp32 gradients.
     """
-    stage = setup.strategy.stage
-    width, each = setup.number_bytes, 4 + setup.optimizer.state_bytes
-    trained, sharers = setup.trained, setup.shards
-    symbol, by = symbols(setup)
+    stage, is_zero3 = setup.strategy.stage, setup.strategy.stage == 3
+    width, optimizer_width = setup.number_bytes, 4 + setup.optimizer.state_bytes  # 4: fp32 weight
+    trained, ranks = setup.trained, setup.shards
+    symbol, divisor = symbols(setup)
     size, formula = frozen_bytes(setup)
     if setup.lora:
         size, formula = size + width * trained, f"{formula} + {width} P_t"
-    # Bytes of a parameter's gradient: while it is whole, and in its shard.
-    full = width if stage == 1 else 0
-    shard = 4 if stage == 1 or (stage == 3 and setup.is_half) else width + 4
-    gradients = f"{full} {symbol} + {shard} {symbol}{by}" if full else f"{shard} {symbol}{by}"
-    weights = 0 if setup.offloads_params else size / (sharers if stage == 3 else 1)
+    # Bytes of a parameter's gradient: in a copy that is not sharded, and in shards.
+    whole = width if stage == 1 else 0
+    sharded = 4 if stage == 1 or (is_zero3 and setup.is_half) else width + 4
+    gradients = (f"{whole} {symbol} + " if whole else "") + f"{sharded} {symbol}{divisor}"
+    optimizer = f"{optimizer_width} {symbol}{divisor}"
+    weights = 0 if setup.offloads_params else size / (ranks if is_zero3 else 1)
     on_gpu = 0 if setup.offloads_optimizer else 1
     return (
-        term("weights", weights, _shared(formula, by if stage == 3 else ""), ESTIMATORS),
-        term("gradients", on_gpu * (full + shard / sharers) * trained, gradients, ESTIMATORS),
-        term("optimizer", on_gpu * each * trained / sharers, f"{each} {symbol}{by}", ESTIMATORS),
+        term("weights", weights, _divided(formula, divisor if is_zero3 else ""), ESTIMATORS),
+        term("gradients", on_gpu * (whole + sharded / ranks) * trained, gradients, ESTIMATORS),
+        term("optimizer", on_gpu * optimizer_width * trained / ranks, optimizer, ESTIMATORS),
     )
 
 
 def buffers(setup: Setup, bucket: int = REDUCE_BUCKET_SIZE) -> tuple[Term, ...]:
-    """Return the buffers that the strategy needs to communicate."""
+    """Return a GPU's buffers for communication; ZeRO's reduce bucket has `bucket` elements."""
     width, symbol = setup.number_bytes, symbols(setup)[0]
     if setup.strategy is Strategy.DDP and setup.world > 1:
         source = "torch DDP, gradients are copied"
         return (term("gradient buckets", 4 * setup.trained, f"4 {symbol}", source),)
     if setup.strategy.is_fsdp:
+        # Whole gradients are kept during accumulation: FSDP reduces after the last pass of a step.
         size = width * setup.trained if setup.accumulation > 1 else 0
-        # Of a step's passes: FSDP reduces them after the last.
         summed = term("accumulated gradients", size, f"{width} {symbol}", NO_SYNC)
         return (*_fsdp_buffers(setup), summed)
     if setup.strategy.is_deepspeed:
@@ -294,11 +290,12 @@ def buffers(setup: Setup, bucket: int = REDUCE_BUCKET_SIZE) -> tuple[Term, ...]:
 
 
 def _zero_buffers(setup: Setup, bucket: int) -> tuple[Term, ...]:
+    """Return the reduce bucket, and the largest gradient or, in stage 3, the gathered weights."""
     width, model, is_zero3 = setup.number_bytes, setup.model, setup.strategy.stage == 3
     source = ZERO_3 if is_zero3 else ZERO_12
     reduce = term("reduce bucket", width * bucket, f"{width} reduce_bucket_size", source)
     if not is_zero3:
-        # Stage 1 counts each gradient as a state, and those of adapters are small.
+        # In stage 1 the states include all gradients, and those of adapters are small.
         size = 0 if setup.strategy.stage == 1 or setup.lora else width * model.largest_layer
         return (reduce, term("largest gradient", size, f"{width} L_max", ZERO_12))
     live = max(min(STAGE3_MAX_LIVE_PARAMETERS, model.params), 2 * model.largest_layer)
@@ -313,15 +310,15 @@ def _fsdp_buffers(setup: Setup) -> tuple[Term, ...]:
     gradient exists twice: as computed and as sent.
     """
     model, width = setup.model, setup.number_bytes
-    if not (model.block and model.layers):
+    if not (model.block and model.layers):  # the size of a block is unknown
         return ()
     outside = max(0, model.params - model.layers * model.block)
-    graded, symbol = max(model.block, model.largest_layer), "max(U, L_max)"
+    grad_params, symbol = max(model.block, model.largest_layer), "max(U, L_max)"
     if setup.lora:
-        graded, symbol = setup.trained // model.layers, "P_t/L"
+        grad_params, symbol = setup.trained // model.layers, "P_t/L"
     return (
         term("gathered weights", width * (outside + 2 * model.block), f"{width} (E + 2 U)", FSDP),
-        term("whole gradients", 2 * width * graded, f"{2 * width} {symbol}", FSDP),
+        term("whole gradients", 2 * width * grad_params, f"{2 * width} {symbol}", FSDP),
     )
 
 
@@ -395,11 +392,11 @@ def saved_bytes(setup: Setup) -> float:
     """Return the bytes that one block saves per element of its hidden states.
 
     Attention is the default of transformers (fused, except in Gemma 2 and gpt-oss); dropout is
-    off. Of an encoder and a decoder, this is the mean of their blocks.
+    off. For a model with an encoder and a decoder, this is the mean of their blocks.
     """
     model = setup.model
     gated, ungated = (T5_GATED, T5_UNGATED) if model.cross_layers else (GATED, UNGATED)
-    # Each with a factor: the share of the blocks that have it, or its number in a block.
+    # Each part with its number in a block, or the share of blocks that have it.
     parts = (
         (gated if model.gated else ungated, 1.0),
         (HEAD_NORM, 1.0 if model.head_norm else 0.0),
@@ -409,11 +406,12 @@ def saved_bytes(setup: Setup) -> float:
         (ROUTED, 1.0),
     )
     size = 0.0
-    for saved, share in parts:
-        fixed, query, kv, ffn, routed, score = (each[arithmetic(setup)] for each in saved)
-        wide = query * model.query_width + kv * model.key_value_width + ffn * model.ffn
-        wide += routed * model.experts_met * model.expert_ffn + score * model.heads * setup.seq_len
-        size += share * (fixed + wide / model.hidden)
+    for saved, factor in parts:
+        fixed, query, kv, ffn, routed, score = (widths[arithmetic(setup)] for widths in saved)
+        # Bytes of a token in tensors whose width is not defined by the hidden size.
+        other = query * model.query_width + kv * model.key_value_width + ffn * model.ffn
+        other += routed * model.experts_met * model.expert_ffn + score * model.heads * setup.seq_len
+        size += factor * (fixed + other / model.hidden)
     return size
 
 
@@ -436,9 +434,9 @@ def activation_terms(setup: Setup) -> tuple[Term, ...]:
         size = block * (EACH_BLOCK * model.layers + ONE_BLOCK) * tokens * hidden
         formula = f"{block:.4g} s b h ({EACH_BLOCK} L + {ONE_BLOCK})"
         return term("activations", size, formula, MEASURED), logits
-    # The inputs of blocks, and one whole block, which includes its own input.
-    kept, more = CHECKPOINT[arithmetic(setup)], EACH_BLOCK + ONE_BLOCK
+    # Checkpointing keeps the inputs of all blocks but one, which saves everything, also its input.
+    kept, factor = CHECKPOINT[arithmetic(setup)], EACH_BLOCK + ONE_BLOCK
     size, formula = kept * (model.layers - 1) * tokens * hidden, f"{kept:.4g} s b h (L - 1)"
     inputs = term("checkpointed activations", size, formula, MEASURED)
-    size, formula = block * more * tokens * hidden, f"{block:.4g} s b h x {more:g}"
+    size, formula = block * factor * tokens * hidden, f"{block:.4g} s b h x {factor:g}"
     return inputs, term("one block's activations", size, formula, MEASURED), logits

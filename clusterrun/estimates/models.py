@@ -18,12 +18,12 @@ from clusterrun.shared.typed import decoded
 def from_numbers(given: Model) -> Model:
     """Complete a model of which the parameters, the shape, or both are given.
 
-    Without `params` the whole shape is needed, and counted like Llama (`kv_heads` 0 means `heads`).
-    With both, blocks have gates like Llama if they fit into `params`.
+    Without `params` the whole shape is needed, and its parameters are counted as in Llama. With
+    both, blocks have a gate as in Llama if they then fit into `params`. `kv_heads` 0 means `heads`.
     """
     if given.active_params > given.params:
         text = f"--active-params {given.active_params} is more than --params {given.params}"
-        hint = "pass all parameters as --params, and those that a token uses as --active-params"
+        hint = "--params counts all parameters, --active-params those that a token uses"
         raise UsageError(text, hint=hint)
     needed = ("hidden", "layers", "heads", "ffn", "vocab")
     missing = [f"--{name}" for name in needed if not getattr(given, name)]
@@ -31,13 +31,14 @@ def from_numbers(given: Model) -> Model:
         text = f"the size of the model is unknown: {', '.join(missing)} missing"
         raise UsageError(text, hint="add them, or pass --params 8e9")
     shape = replace(given, kv_heads=given.kv_heads or given.heads)
-    is_known = shape.hidden and shape.layers and shape.heads and shape.ffn
-    return _shaped(shape) if is_known else shape
+    is_shape_known = shape.hidden and shape.layers and shape.heads and shape.ffn
+    return _with_block(shape) if is_shape_known else shape
 
 
-def _shaped(shape: Model) -> Model:
-    """Count a block: attention's four matrices, two norms, and two or, with a gate, three more."""
+def _with_block(shape: Model) -> Model:
+    """Add what a shape determines; assume a gated feed-forward (3 matrices) if it fits `params`."""
     hidden, ffn, layers, params = shape.hidden, shape.ffn, shape.layers, shape.params
+    # The matrices of queries and outputs, and those of keys and values.
     attention = 2 * hidden * (hidden + hidden * shape.kv_heads // shape.heads)
     norms, matrix = 2 * hidden, hidden * ffn
     has_gate = not params or layers * (attention + norms + 3 * matrix) <= params
@@ -69,18 +70,18 @@ _VARIANT = re.compile(r"(-(hf|chat|instruct|it|pt|base|thinking|reasoning|fp8|bf
 def find(name: str) -> Model | None:
     """Return a built-in model by one of its usual names, in any case; else None."""
     names = _names()
-    known = names.get(name.lower()) or names.get(_plain(name))
-    return replace(BUILT_IN[known], name=name) if known else None
+    built_in = names.get(name.lower()) or names.get(_without_variant(name))
+    return replace(BUILT_IN[built_in], name=name) if built_in else None
 
 
 def nearest(name: str) -> list[str]:
-    """Return the names of built-in models most similar to a name, the most similar first."""
-    plain = _plain(name).rpartition("/")[2]
+    """Return up to two built-in names: those that begin with `name`, else the most similar ones."""
+    plain = _without_variant(name).rpartition("/")[2]
     longer = [known for known in BUILT_IN if plain and known.startswith(plain)]
     return longer[:2] or difflib.get_close_matches(plain, list(BUILT_IN), n=2, cutoff=0.75)
 
 
-def _plain(name: str) -> str:
+def _without_variant(name: str) -> str:
     return _VARIANT.sub("", name.lower())
 
 
@@ -88,10 +89,11 @@ def _plain(name: str) -> str:
 def _names() -> Mapping[str, str]:
     """Map each usual name, in lower case, with and without the owner, to its built-in name."""
     names: dict[str, str] = {}
-    for known, entry in _TABLE.items():
-        names[known] = known
-        for repo in map(str.lower, entry["repos"]):
-            owner, _, rest = repo.partition("/")
-            for each in (repo, rest, _plain(repo), _plain(rest), f"{owner}/{known}"):
-                names.setdefault(each, known)
+    for built_in, entry in _TABLE.items():
+        names[built_in] = built_in
+        for full in map(str.lower, entry["repos"]):
+            owner, _, short = full.partition("/")
+            variants = (_without_variant(full), _without_variant(short))
+            for usual in (full, short, *variants, f"{owner}/{built_in}"):
+                names.setdefault(usual, built_in)
     return names

@@ -56,12 +56,11 @@ class Speedup:
 def flops_per_token(model: Model, seq_len: int, *, lora: int = 0) -> float:
     """Return the operations of training on one token: 6P + 12*L*q*s, with q the width of all heads.
 
-    A model with a decoder and an encoder reads as many tokens in each; L counts its attentions.
-
-    With experts, P counts the parameters that the token uses. See PaLM, arXiv:2204.02311, appendix
-    B. Attention is omitted if the shape of the model is unknown. Frozen weights need no gradients,
-    so LoRA takes 4P; its adapters are not counted. By the definition of MFU, recomputed
-    activations never count.
+    See PaLM, arXiv:2204.02311, appendix B. P counts the parameters that a token uses, so not all
+    experts. L counts the attentions; encoder and decoder are assumed to read equally many tokens.
+    Attention is omitted if the shape of the model is unknown. Frozen weights need no gradients, so
+    LoRA takes 4P; its adapters are not counted. By the definition of MFU, recomputed activations
+    never count.
     """
     work = (4 if lora else 6) * (model.active_params or model.params)
     return work + 12 * (model.layers + model.cross_layers) * model.query_width * seq_len
@@ -75,17 +74,17 @@ def pass_seconds(setup: Setup, gpu: Gpu, mfu: float) -> float:
     has several passes, their gradients are added up in the GPU's memory.
     """
     work_s = _work_seconds(setup, gpu, mfu)
-    # Of a matrix product that is as wide as the hidden size.
     tokens = setup.micro_batch * setup.seq_len
+    # Waves of tiles of a product of the size tokens x hidden; 0 if one of them is unknown.
     waves = tokens * setup.model.hidden / (TILE * gpu.processors)
     tiled_s = work_s * (1 + LAST_WAVE / waves) if waves else work_s
-    launched_s = LAUNCH_S * setup.model.layers * (LORA_KERNELS if setup.lora else KERNELS)
-    return recomputing(setup) * max(tiled_s, launched_s) + _summing_seconds(setup, gpu)
+    launch_s = LAUNCH_S * setup.model.layers * (LORA_KERNELS if setup.lora else KERNELS)
+    return recompute_factor(setup) * max(tiled_s, launch_s) + _summing_seconds(setup, gpu)
 
 
 def filled(setup: Setup, gpu: Gpu, mfu: float) -> float:
     """Return the share of `mfu` that passes of this size reach; close to 1 for large ones."""
-    return recomputing(setup) * _work_seconds(setup, gpu, mfu) / pass_seconds(setup, gpu, mfu)
+    return recompute_factor(setup) * _work_seconds(setup, gpu, mfu) / pass_seconds(setup, gpu, mfu)
 
 
 def reached_mfu(setup: Setup, gpu: Gpu, step_s: float) -> float:
@@ -93,12 +92,12 @@ def reached_mfu(setup: Setup, gpu: Gpu, step_s: float) -> float:
     return setup.accumulation * _work_seconds(setup, gpu, 1.0) / step_s
 
 
-def recomputing(setup: Setup) -> float:
+def recompute_factor(setup: Setup) -> float:
     """Return the factor by which activation checkpointing adds work: one more forward pass.
 
     >>> from clusterrun.estimates.models import BUILT_IN
     >>> llama = BUILT_IN["llama-2-7b"]
-    >>> [round(recomputing(Setup(model=llama, grad_ckpt=True, lora=r)), 2) for r in (0, 64)]
+    >>> [round(recompute_factor(Setup(model=llama, grad_ckpt=True, lora=r)), 2) for r in (0, 64)]
     [1.33, 1.5]
     """
     if not setup.grad_ckpt:
@@ -108,7 +107,7 @@ def recomputing(setup: Setup) -> float:
 
 
 def _work_seconds(setup: Setup, gpu: Gpu, mfu: float) -> float:
-    """Return the seconds at an MFU. Raises UsageError if the GPU lacks the precision."""
+    """Return a micro-batch's seconds at an MFU. Raises UsageError if a GPU lacks the precision."""
     if setup.precision not in gpu.tflops:
         text = f"the {gpu.name} does not compute in {setup.precision}"
         raise UsageError(text, hint="pass --mixed-precision fp16 or auto")
@@ -119,7 +118,7 @@ def _work_seconds(setup: Setup, gpu: Gpu, mfu: float) -> float:
 
 def _summing_seconds(setup: Setup, gpu: Gpu) -> float:
     """Return the seconds to add up the gradients of a pass: all, or a shard under ZeRO 2 and 3."""
-    if setup.accumulation == 1:
+    if setup.accumulation == 1:  # a single pass has nothing to add to
         return 0.0
     is_shard = setup.strategy.is_deepspeed and setup.strategy.stage > 1
     summed = setup.trained / (setup.shards if is_shard else 1)
@@ -196,7 +195,7 @@ def step_time(setup: Setup, gpu: Gpu, links: Links, *, mfu: float = MFU) -> Dura
 
 
 def assumption(links: Links) -> str:
-    """Return the assumptions behind a ranking of strategies."""
+    """Return a sentence on the assumptions behind a ranking of strategies."""
     speeds = (links.within_node, links.between_nodes, links.to_host)
     within, between, host = (f"{speed / 1e9:.3g} GB/s" for speed in speeds)
     return (
@@ -210,10 +209,11 @@ def _network_seconds(setup: Setup, links: Links) -> float:
     """Return the seconds of a step's traffic alone; `Cost` lets it overlap with the work."""
     slowest = links.within_node if setup.nodes == 1 else min(links.within_node, links.between_nodes)
     if setup.strategy.is_fsdp and setup.sizes.replicate > 1:
-        # Replicas communicate between nodes, in a ring per local rank; shards within if they fit.
+        # The shards of a copy communicate within a node if it holds all of them. The same shards
+        # of all copies communicate between nodes, in one ring for each local rank.
         is_within = setup.shards * setup.parallel.tensor <= setup.procs_per_node
-        replicated = 2 * FP32 * setup.trained / slowest
-        return _sent_bytes(setup) / (links.within_node if is_within else slowest) + replicated
+        replicated_s = 2 * FP32 * setup.trained / slowest
+        return _sent_bytes(setup) / (links.within_node if is_within else slowest) + replicated_s
     # One ring over all ranks enters each node once, over all of its network cards.
     return _sent_bytes(setup) / slowest
 
@@ -223,7 +223,7 @@ def _sent_bytes(setup: Setup) -> float:
     if max(setup.shards, setup.data_parallel) == 1:
         return 0.0
     width, trained = setup.number_bytes, setup.trained
-    # They are gathered forward and backward.
+    # Sharded weights are gathered twice in each pass: forward and backward.
     weights = 2 * width * setup.model.params * setup.accumulation
     if setup.strategy.is_fsdp:  # accelerate adds the passes up before FSDP reduces
         return weights + width * trained
@@ -283,14 +283,14 @@ class Scaling:
     def gain(self, point: Point) -> Gain:
         """Compare a world with the smallest one."""
         base = self.points[0]
-        # The samples of a step, in units of the fixed batch, or of the batch of a rank.
+        # The samples of a step as a multiple of the fixed batch, or of the batch of a rank.
         work, base_work = (1, 1) if self.is_fixed_batch else (point.ranks, base.ranks)
         speedup = (work / point.step_s) / (base_work / base.step_s)
         efficiency = speedup * base.ranks / point.ranks
         return Gain(speedup, efficiency, max(0.0, 1 - efficiency))
 
     def is_of(self, setup: Setup, *, is_cpu: bool) -> bool:
-        """Return whether it applies, whatever the number of nodes; False if ranks share samples."""
+        """Return whether it applies, on any number of nodes; False if ranks share samples."""
         asked = (setup.strategy.value, setup.procs_per_node, is_cpu)
         is_measured = asked == (self.strategy, self.procs_per_node, self.is_cpu)
         return is_measured and setup.parallel.model == 1

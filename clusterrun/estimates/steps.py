@@ -12,7 +12,7 @@ from clusterrun.shared.wording import count
 
 
 def smaller_passes(micro_batch: int, accumulation: int) -> tuple[int, int] | None:
-    """Return at most half the micro-batch, and the accumulation that keeps the samples of a step.
+    """Return a micro-batch of at most half the size and the accumulation that keeps a step's size.
 
     >>> smaller_passes(8, 2), smaller_passes(3, 1), smaller_passes(1, 4)
     ((4, 4), (1, 3), None)

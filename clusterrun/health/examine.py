@@ -79,7 +79,7 @@ def side_by_side(parts: Mapping[str, Callable[[], Any]], deadline_s: float) -> d
         thread.start()
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
-    return dict(found)
+    return dict(found)  # a copy: a late thread may still add its result
 
 
 # Of many nodes
@@ -135,8 +135,8 @@ def _compared(group: str, names: Sequence[str], facts: Mapping[str, Mapping[str,
 
 
 def _breaks_a_job(fact: str, values: Iterable[str]) -> bool:
-    """Return whether values differ in their first parts that must agree (0: none, None: all)."""
-    parts = MUST_AGREE.get(fact, 0)
+    """Return whether values differ in the parts of a version in which all nodes must agree."""
+    parts = MUST_AGREE.get(fact, 0)  # the first ones; 0: none, None: all
     return len({tuple(value.split(".")[:parts]) for value in values}) > 1
 
 
@@ -147,7 +147,7 @@ def join_some(texts: Sequence[str], most: int = _MOST_FACTS) -> str:
 
 
 def _holders(name: str, facts: Mapping[str, Mapping[str, str]]) -> dict[str, list[str]]:
-    """Return which nodes have which value; a size that is close to the usual one counts as that."""
+    """Return which nodes have which value; a size close to the most common one counts as that."""
     holders: dict[str, list[str]] = defaultdict(list)
     for node, found in facts.items():
         value = " ".join((found.get(name) or MISSING).split())
@@ -169,15 +169,13 @@ def values_text(holders: Mapping[str, Sequence[str]]) -> str:
     >>> values_text({"560": ["n1", "n2", "n4"], "550": ["n3"]})
     'n3 has 550, the other 3 have 560'
     """
-    *rare, (common, most) = sorted(holders.items(), key=lambda each: (len(each[1]), each[0]))
+    *rare, (common, nodes) = sorted(holders.items(), key=lambda each: (len(each[1]), each[0]))
     hidden, shown = rare[:-_MOST_VALUES], rare[-_MOST_VALUES:]
-    parts = [
-        f"{named(nodes)} {'has' if len(nodes) == 1 else 'have'} {value}" for value, nodes in shown
-    ]
+    parts = [f"{named(few)} {'has' if len(few) == 1 else 'have'} {value}" for value, few in shown]
     if hidden:
-        number = sum(len(nodes) for _, nodes in hidden)
+        number = sum(len(few) for _, few in hidden)
         parts.append(f"{number} have {len(hidden)} other values")
-    last = f"{most[0]} has" if len(most) == 1 else f"the other {len(most)} have"
+    last = f"{nodes[0]} has" if len(nodes) == 1 else f"the other {len(nodes)} have"
     return ", ".join([*parts, f"{last} {common}"])
 
 
@@ -200,34 +198,34 @@ def merged(checks: Mapping[str, Sequence[Finding]]) -> list[Finding]:
 
 
 def _merged(name: str, by_node: Mapping[str, Mapping[str, Finding]]) -> Iterator[Finding]:
-    """Yield the findings of one check; those beyond a few as one for each status."""
+    """Yield the findings of one check; beyond a few, only one more for each severity."""
     groups: dict[_Kind, list[tuple[str, Finding]]] = defaultdict(list)
     for node, found in by_node.items():
         check = found.get(name) or skip(name, "the node did not report it")
         groups[_kind(node, check)].append((node, check))
-    kinds = [(status, members) for (status, *_), members in groups.items()]
-    if any(status in BAD for status, _ in kinds):
-        kinds = [each for each in kinds if each[0] is not Severity.OK]
-    kinds.sort(key=lambda each: (_ORDER.index(each[0]), -len(each[1])))
+    ordered = [(severity, members) for (severity, *_), members in groups.items()]
+    if any(severity in BAD for severity, _ in ordered):
+        ordered = [each for each in ordered if each[0] is not Severity.OK]
+    ordered.sort(key=lambda each: (_ORDER.index(each[0]), -len(each[1])))
     rest: dict[Severity, list[tuple[str, Finding]]] = defaultdict(list)
-    for status, members in kinds[_MOST_VALUES:]:
-        rest[status] += members
-    for status, members in [*kinds[:_MOST_VALUES], *rest.items()]:
-        yield _joined(name, status, members)
+    for severity, members in ordered[_MOST_VALUES:]:
+        rest[severity] += members
+    for severity, members in [*ordered[:_MOST_VALUES], *rest.items()]:
+        yield _joined(name, severity, members)
 
 
-def _joined(name: str, status: Severity, members: Sequence[tuple[str, Finding]]) -> Finding:
+def _joined(name: str, severity: Severity, members: Sequence[tuple[str, Finding]]) -> Finding:
     """Return one finding for nodes: that of the first, with the names of all in its hint."""
     node, first = members[0]
     nodes = tuple(each for each, _ in members)
     where = "" if all(each.text == first.text for _, each in members) else f" (on {node})"
     of_node = rf"(?<![\w.-]){re.escape(node)}(?![\w.-])"
     fix = re.sub(of_node, lambda _: named(nodes), first.fix)
-    return Finding(id=name, severity=status, text=f"{first.text}{where}", fix=fix, nodes=nodes)
+    return Finding(id=name, severity=severity, text=f"{first.text}{where}", fix=fix, nodes=nodes)
 
 
 def _kind(node: str, check: Finding) -> _Kind:
-    """Return what findings have in common that differ only in numbers and the node's name."""
+    """Return a key that is equal for findings that differ only in numbers and the node's name."""
     if check.severity is Severity.OK:
         return check.severity, "", ""
     text, hint = (_DIGITS.sub("0", each.replace(node, "")) for each in (check.text, check.fix))
@@ -239,11 +237,7 @@ def to_exclude(checks: Mapping[str, Sequence[Finding]]) -> str:
 
     A failure on all nodes is not the fault of a node.
     """
-    failed = {
-        (node, each.id)
-        for node, found in checks.items()
-        for each in found
-        if each.severity is Severity.FAIL
-    }
+    pairs = ((node, each) for node, found in checks.items() for each in found)
+    failed = {(node, each.id) for node, each in pairs if each.severity is Severity.FAIL}
     times = Counter(name for _, name in failed)
     return fold_hosts(node for node, name in failed if times[name] < len(checks))

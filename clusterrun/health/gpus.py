@@ -38,7 +38,7 @@ _WANTED: Final = {
     4: "a reset when its jobs have ended",
 }
 _MPS: Final = "nvidia-cuda-mps"  # NVIDIA's own server, as /proc shows its name
-_LEAVE_OUT: Final = "leave the node out with --exclude, and report it to the administrators"
+_LEAVE_OUT: Final = "leave the node out with --exclude, and tell the administrator"
 
 _Flaw = tuple[str, bool]  # what is wrong with a GPU, and whether a job fails of it
 
@@ -66,7 +66,7 @@ class GpuAnswer:
         """The answer, whatever it is."""
         argv = module_argv(sys.executable, nvml.__name__, *self._names)
         done = shell.run_once(argv, self.within_s, rest_s=_REST_S)
-        self.pid = done.pid
+        self.pid = done.pid  # if it was killed: the driver may still hold it
         return read(done, self.within_s)
 
     @property
@@ -88,11 +88,11 @@ class GpuAnswer:
 
 
 def read(done: shell.Completed, within_s: float) -> Answer:
-    """Read what `health.nvml` printed: it may have been ended after any of its steps."""
+    """Read the steps that `health.nvml` printed; it may have been ended after any of them."""
     steps = [step for line in done.stdout.splitlines() if (step := parse_object(line))]
-    known = {name: value for step in steps for name, value in step.items()}
+    known = {name: value for step in steps for name, value in step.items()}  # later ones win
     last_asked, absent = known.get(nvml.ASKS), known.get(nvml.ABSENT, "")
-    problem = known.get(nvml.PROBLEM, "")
+    problem = known.get(nvml.PROBLEM, "")  # how the driver failed; `absent`: why it was not asked
     is_late = done.rc == shell.TIMED_OUT
     if last_asked is None:
         how = f"within {within_s:g} s" if is_late else f"(exit status {done.rc})"
@@ -119,90 +119,91 @@ def device_names(env: Mapping[str, str]) -> list[str]:
     return [name for name in names if name]
 
 
-def gpu_facts(asked: GpuAnswer) -> dict[str, str]:
+def gpu_facts(gpu_answer: GpuAnswer) -> dict[str, str]:
     """Return what should be equal on all nodes; {} if it is unknown."""
     try:
-        gpus = asked.gpus
+        gpus = gpu_answer.gpus
     except UnknownError:
         return {}
     kinds = Counter(f"{gpu.model}, {gib(gpu.total)}" for gpu in gpus if gpu.model and gpu.total)
     links = {f"{sum(gpu.links)} of {len(gpu.links)} active" for gpu in gpus if gpu.links}
     return {
-        "driver": asked.from_nvml.driver,
+        "driver": gpu_answer.from_nvml.driver,
         "gpus": ", ".join(f"{number} x {kind}" for kind, number in sorted(kinds.items())),
         "nvlinks": ", ".join(sorted(links)),
     }
 
 
-def gpu_checks(asked: GpuAnswer | None, ranks: int) -> dict[str, Check]:
-    """Return the checks of GPUs by id; `asked` is None if the job uses no GPU."""
+def gpu_checks(gpu_answer: GpuAnswer | None, ranks: int) -> dict[str, Check]:
+    """Return the checks of GPUs by id; `gpu_answer` is None if the job uses no GPU."""
     checks: dict[str, Callable[[GpuAnswer], Finding]] = {
         "gpu.count": partial(gpu_count, ranks=ranks),
-        "gpu.ecc": partial(_judged, "gpu.ecc", _ECC),
-        "gpu.throttle": partial(_judged, "gpu.throttle", _THROTTLE),
-        "gpu.foreign": foreign,
-        "gpu.xid": partial(_judged, "gpu.xid", _XID),
+        "gpu.ecc": partial(_find_flaws, "gpu.ecc", _ECC),
+        "gpu.throttle": partial(_find_flaws, "gpu.throttle", _THROTTLE),
+        "gpu.foreign": foreign_use,
+        "gpu.xid": partial(_find_flaws, "gpu.xid", _XID),
     }
-    return {
-        name: partial(run, asked) if asked else partial(skip, name, "this job uses no GPU")
-        for name, run in checks.items()
-    }
+    if gpu_answer is None:
+        return {name: partial(skip, name, "this job uses no GPU") for name in checks}
+    return {name: partial(run, gpu_answer) for name, run in checks.items()}
 
 
-def gpu_count(asked: GpuAnswer, ranks: int) -> Finding:
+def gpu_count(gpu_answer: GpuAnswer, ranks: int) -> Finding:
     """Compare the GPUs that answer with the ranks of a node."""
-    name, found = "gpu.count", asked.from_nvml
-    if found.problem:
+    name, answer = "gpu.count", gpu_answer.from_nvml
+    if answer.problem:
         hint = "look at the driver: nvidia-smi -q; if it is only slow, turn persistence mode on"
-        return bad(name, found.problem, hint, is_sure=not found.is_late or asked.within_s >= LONG_S)
-    if silent := [f"GPU {gpu.name}: {gpu.problem}" for gpu in found.gpus if gpu.problem]:
+        is_sure = not answer.is_late or gpu_answer.within_s >= LONG_S  # then it is broken, not slow
+        return bad(name, answer.problem, hint, is_sure=is_sure)
+    if silent := [f"GPU {gpu.name}: {gpu.problem}" for gpu in answer.gpus if gpu.problem]:
         return fail(name, "; ".join(silent), f"{_LEAVE_OUT}: nvidia-smi -L")
-    kinds = ", ".join({gpu.model or "unknown model": None for gpu in found.gpus}) or "none"
-    text = f"{count(len(found.gpus), 'GPU')} ({kinds}) for {count(ranks, 'rank')}"
-    if len(found.gpus) < ranks:
-        hint = "request them: --gpus-per-node; list: nvidia-smi -L"
+    kinds = ", ".join({gpu.model or "unknown model": None for gpu in answer.gpus}) or "none"
+    text = f"{count(len(answer.gpus), 'GPU')} ({kinds}) for {count(ranks, 'rank')}"
+    if len(answer.gpus) < ranks:
+        hint = "request them with --gpus-per-node; list them: nvidia-smi -L"
         return fail(name, f"{text}, each of which needs one", hint)
     return ok(name, text)
 
 
-class _Part(NamedTuple):
-    """What a check of GPUs judges."""
+class _FlawCheck(NamedTuple):
+    """A check of each GPU for flaws of one kind."""
 
     reported: Callable[[NvmlGpu], Sequence[object]]  # None for what a GPU does not report
     flaws: Callable[[NvmlGpu], Iterable[_Flaw]]
-    good: str  # the text if no GPU has a flaw
+    good: str  # the text if no GPU has a flaw; {}: how many GPUs report
     hint: str
     unknown: str  # what no GPU reports
 
 
-def _judged(name: str, part: _Part, asked: GpuAnswer) -> Finding:
-    """Return all flaws of the GPUs as one finding. Raises UnknownError if no GPU reports any."""
-    known = [gpu for gpu in asked.gpus if any(each is not None for each in part.reported(gpu))]
+def _find_flaws(name: str, check: _FlawCheck, answer: GpuAnswer) -> Finding:
+    """Return the GPUs' flaws as one finding. Raises UnknownError if no GPU reports on them."""
+    known = [gpu for gpu in answer.gpus if any(each is not None for each in check.reported(gpu))]
     if not known:
-        raise UnknownError(part.unknown)
-    flaws = [(f"GPU {gpu.name}: {text}", sure) for gpu in known for text, sure in part.flaws(gpu)]
+        raise UnknownError(check.unknown)
+    flaws = [(f"GPU {gpu.name}: {text}", sure) for gpu in known for text, sure in check.flaws(gpu)]
     if flaws:
         text = "; ".join(text for text, _ in flaws)
-        return bad(name, text, part.hint, is_sure=any(sure for _, sure in flaws))
-    silent = [gpu.name for gpu in asked.gpus if None in part.reported(gpu)]
-    rest = f"; not all is reported by GPU {', '.join(silent)}" if silent else ""
-    return ok(name, f"{part.good.format(count(len(known), 'GPU'))}{rest}")
+        return bad(name, text, check.hint, is_sure=any(sure for _, sure in flaws))
+    silent = [gpu.name for gpu in answer.gpus if None in check.reported(gpu)]  # None: not reported
+    rest = f"; incomplete reports from GPU {', '.join(silent)}" if silent else ""
+    return ok(name, f"{check.good.format(count(len(known), 'GPU'))}{rest}")
 
 
 def _wear(gpu: NvmlGpu) -> list[_Flaw]:
     """Return the errors of a GPU's memory that ECC could not correct.
 
-    A GPU that remaps rows (Ampere and newer) contains most of them (Xid 94): they end one process,
-    and the driver asks for a reset if it is needed. Older ones need a reset (48), as after a failed
-    remapping (64). After a remapping (63) a job can run: the reset is due when it has ended.
+    A GPU that remaps rows (Ampere and newer) contains most errors (Xid 94): one process ends, and
+    the driver asks for a reset if it is needed. An older GPU needs a reset (48), and so does one
+    whose remapping failed (64). After a remapping (63) a job can run, and the reset can follow it.
     """
     errors = count(gpu.errors or 0, "uncorrected ECC error")
     is_lasting = gpu.is_worn is None or gpu.recovery in NEEDED  # None: it remaps no rows
-    return [
-        *([("remapping a row of its memory failed", True)] if gpu.is_worn else []),
-        *([(f"{errors} since its last reset", is_lasting)] if gpu.errors else []),
-        *([("a part of its memory waits for a reset", False)] if gpu.is_pending else []),
-    ]
+    flaws = (
+        (gpu.is_worn, "remapping a row of its memory failed", True),
+        (gpu.errors, f"{errors} since its last reset", is_lasting),
+        (gpu.is_pending, "a part of its memory waits for a reset", False),
+    )
+    return [(text, is_sure) for is_present, text, is_sure in flaws if is_present]
 
 
 def _slowdowns(gpu: NvmlGpu) -> list[_Flaw]:
@@ -210,60 +211,61 @@ def _slowdowns(gpu: NvmlGpu) -> list[_Flaw]:
     return [(text, False) for bit, text in _SLOWDOWNS.items() if (gpu.reasons or 0) & bit][:1]
 
 
-def _wishes(gpu: NvmlGpu) -> list[_Flaw]:
-    """Return whether the driver asks for a reset of a GPU, or a reboot of its node."""
+def _requested_repairs(gpu: NvmlGpu) -> list[_Flaw]:
+    """Return the flaw that the driver asks for a repair of a GPU, such as a reset, if it does."""
     needed, wanted = NEEDED.get(gpu.recovery or 0), _WANTED.get(gpu.recovery or 0)
     text = f"the driver asks for {needed or wanted}"
     return [(text, bool(needed))] if needed or wanted else []
 
 
-_ECC: Final = _Part(
+_ECC: Final = _FlawCheck(
     lambda gpu: (gpu.errors, gpu.is_pending),
     _wear,
     "no uncorrected error on {}",
     f"{_LEAVE_OUT}: nvidia-smi -q -d ECC,PAGE_RETIREMENT,ROW_REMAPPER",
     "the GPUs do not report memory errors",
 )
-_THROTTLE: Final = _Part(
+_THROTTLE: Final = _FlawCheck(
     lambda gpu: (gpu.reasons,),
     _slowdowns,
     "no slowdown on {}",
     f"{_LEAVE_OUT}: nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER",
     "the GPUs do not report why their clocks are low",
 )
-_XID: Final = _Part(
+_XID: Final = _FlawCheck(
     lambda gpu: (gpu.recovery,),
-    _wishes,
+    _requested_repairs,
     "no reset is needed on {}",
     f"{_LEAVE_OUT}: nvidia-smi -q; dmesg | grep -i xid",
     "the driver does not report whether a GPU needs a reset (before 570)",
 )
 
 
-def foreign(asked: GpuAnswer) -> Finding:
+def foreign_use(answer: GpuAnswer) -> Finding:
     """Look for processes and memory of others on the GPUs, before the ranks use them."""
-    has_pids = any(gpu.pids for gpu in asked.gpus)
+    has_pids = any(gpu.pids for gpu in answer.gpus)
     children = psutil.Process().children(recursive=True) if has_pids else ()
-    most = max(gpu.used or 0 for gpu in asked.gpus)
-    part = _Part(
-        lambda gpu: (gpu.pids, gpu.used),
-        partial(_users, own={process.pid for process in children}),
-        f"no processes on {{}}, at most {gib(most)} in use",
-        "list them: nvidia-smi; end your own, or take whole nodes: --set slurm.exclusive=true",
-        "the GPUs do not report their memory and processes",
+    most = max(gpu.used or 0 for gpu in answer.gpus)  # `gpus` raises if there is none
+    check = _FlawCheck(
+        reported=lambda gpu: (gpu.pids, gpu.used),
+        flaws=partial(_foreign_users, own={process.pid for process in children}),
+        good=f"no processes on {{}}, at most {gib(most)} in use",
+        hint="list them: nvidia-smi; end yours, or request whole nodes: --set slurm.exclusive=true",
+        unknown="the GPUs do not report their memory and processes",
     )
-    return _judged("gpu.foreign", part, asked)
+    return _find_flaws("gpu.foreign", check, answer)
 
 
-def _users(gpu: NvmlGpu, own: Collection[int]) -> list[_Flaw]:
-    """Return what uses a GPU, except `own`: this process started them, and the memory is theirs."""
+def _foreign_users(gpu: NvmlGpu, own: Collection[int]) -> list[_Flaw]:
+    """Return who else uses a GPU or its memory; processes `own` are those that this one started."""
     pids = set(gpu.pids or ())
     names = map(described, sorted(pids.difference(own)))
     others = ", ".join(name for name in names if _MPS not in name)
     used, total = gpu.used or 0, gpu.total or 0
-    if used > FEW_BYTES and pids.isdisjoint(own):
+    if used > FEW_BYTES and pids.isdisjoint(own):  # else the memory may be that of `own`
         by = others or "processes that are not visible here"
-        return [(f"{gib(used)} of {gib(total)} in use, by {by}", used > HELD * total)]
+        is_sure = used > HELD * total  # ranks would run out of memory
+        return [(f"{gib(used)} of {gib(total)} in use, by {by}", is_sure)]
     return [(f"used by {others}", False)] if others else []
 
 

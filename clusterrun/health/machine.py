@@ -21,7 +21,6 @@ from clusterrun.shared.installed import installed_version
 
 ROOT, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 NO_LIMIT = 1 << 60  # cgroup v1 has a number close to 2**63 instead
-_NONE: Final = (None, Path("/"))
 SHM: Final = Path("/dev/shm")
 INFINIBAND: Final = Path("/sys/class/infiniband")
 UNLIMITED: Final = "unlimited"
@@ -46,11 +45,11 @@ def shm(ranks: int) -> Finding:
     """Look at the size and the free bytes of /dev/shm, which loader workers and NCCL use."""
     name, is_sure = "node.shm", ranks > 1  # NCCL then needs it; loader workers may not exist
     try:
-        found = os.statvfs(SHM)
+        disk = os.statvfs(SHM)
     except OSError as error:
         hint = "mount it, or set num_workers=0 in the data loader"
         return bad(name, f"{SHM} cannot be used: {error.strerror}", hint, is_sure=is_sure)
-    size, free = (blocks * found.f_frsize for blocks in (found.f_blocks, found.f_bavail))
+    size, free = disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize
     if size < SHM_BYTES:
         text = f"{SHM} has only {size >> 20} MiB for loader workers and NCCL"
         hint = "start the container with --shm-size=16g"
@@ -64,7 +63,8 @@ def shm(ranks: int) -> Finding:
 
 def memory(ranks: int, planned: int) -> Finding:
     """Compare the memory for this process with what ranks need; `planned`: estimate, 0 if none."""
-    name, (limit, _), machine = "node.memory", own_group().limit(), psutil.virtual_memory()
+    name, machine = "node.memory", psutil.virtual_memory()
+    limit, _ = own_group().limit()
     free = machine.available + psutil.swap_memory().free
     usable = min(free, limit or free)
     least = (ranks + 1) * LEAST_BYTES_OF_RANK  # the agent is one more
@@ -72,7 +72,7 @@ def memory(ranks: int, planned: int) -> Finding:
     hint = "end other programs: ps aux --sort -rss"
     if limit:
         text = f"{text}; the limit of this job is {gib(limit)}"
-    if usable == limit:
+    if usable == limit:  # not other programs, but the job's limit is the bound
         hint = "request more with --mem"
     if usable < least:
         return fail(name, f"{text}; {ranks} ranks need at least {gib(least)}", hint)
@@ -83,17 +83,17 @@ def memory(ranks: int, planned: int) -> Finding:
     return ok(name, text)
 
 
-def open_files(ranks: int, of_head: int) -> Finding:
-    """Compare the hard limit of open files with what ranks, and the connections `of_head`, need."""
+def open_files(ranks: int, connections: int) -> Finding:
+    """Compare the hard limit of open files with what ranks and the head's connections need."""
     # The agent raises the soft limit.
     name, (_, hard) = "node.files", resource.getrlimit(resource.RLIMIT_NOFILE)
-    certain = max(FEWEST_FILES + ranks, of_head)
-    needed = max(LEAST_FILES, ranks * FILES_OF_RANK, of_head + SPARE)
+    needed = max(FEWEST_FILES + ranks, connections)
+    recommended = max(LEAST_FILES, ranks * FILES_OF_RANK, connections + SPARE)
     text = f"{number(hard)} open files are allowed"
-    if hard == resource.RLIM_INFINITY or hard >= needed:
+    if hard == resource.RLIM_INFINITY or hard >= recommended:
         return ok(name, text)
-    is_sure = hard < certain
-    wanted = f"{certain} are needed" if is_sure else f"{needed} are recommended"
+    is_sure = hard < needed
+    wanted = f"{needed} are needed" if is_sure else f"{recommended} are recommended"
     hint = "ask the administrator to raise the hard limit (ulimit -H -n)"
     return bad(name, f"only {text}; {wanted}", hint, is_sure=is_sure)
 
@@ -110,7 +110,7 @@ def memlock() -> Finding:
     hint = "ask the administrator to raise the hard limit (ulimit -H -l)"
     if hard == UNLIMITED:
         hint = f"run in the shell that submits: ulimit -l {UNLIMITED}"
-    return note(name, f"only {text}; {UNLIMITED} are recommended", hint)
+    return note(name, f"only {text}; {UNLIMITED} is recommended", hint)
 
 
 def number(limit: int) -> str:
@@ -144,7 +144,7 @@ def facts(gpus: Mapping[str, str] | None = None) -> dict[str, str]:
     found = {
         "versions.python": sys.version.split()[0],
         **{f"versions.{name}": value for name, value in packages().items()},
-        "versions.NCCL": next(filter(None, map(installed_version, NCCL)), ""),
+        "versions.NCCL": next(filter(None, map(installed_version, NCCL)), ""),  # one for each CUDA
         "system.kernel": os.uname().release,
         **{f"hardware.{name}": value for name, value in _hardware()},
         **{f"network.{name}": value for name, value in _network()},
@@ -168,7 +168,7 @@ def _hardware() -> Iterator[tuple[str, str]]:
     """Yield the CPU, the usable CPUs and the memory; POWER calls its model `cpu`."""
     with contextlib.suppress(OSError), CPU.open(errors="replace") as file:
         name = re.search(r"^(?:model name|cpu)\s*:\s*(.*)$", file.read(_START), re.MULTILINE)
-        yield "CPU", name[1] if name else os.uname().machine  # ARM's has no name
+        yield "CPU", name[1] if name else os.uname().machine  # ARM has no such line
     yield "usable CPUs", str(len(os.sched_getaffinity(0)))
     yield "memory", gib(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
@@ -196,23 +196,23 @@ class MemoryGroup:
 
     @classmethod
     def own(cls, text: str, root: Path = ROOT, controller: str = "memory") -> MemoryGroup:
-        """Find the cgroup in /proc/self/cgroup: lines of `number:controllers:path`.
+        """Find the cgroup by the text of /proc/self/cgroup: lines of `number:controllers:path`.
 
         The job's cgroup is the one above Slurm's `step_*`; without a step, there is one level.
         """
         rows = [line.split(":", 2) for line in text.splitlines() if line.count(":") >= 2]
-        v1 = next((path for _, names, path in rows if controller in names.split(",")), None)
-        v2 = next((path for number, names, path in rows if number == "0" and not names), None)
-        path, base = (v2, root) if v1 is None else (v1, root / controller)
+        v1_path = next((path for _, names, path in rows if controller in names.split(",")), None)
+        v2_path = next((path for number, names, path in rows if number == "0" and not names), None)
+        path, mount = (v2_path, root) if v1_path is None else (v1_path, root / controller)
         parts = PurePosixPath(path or "").parts[1:]
-        if path is None or ".." in parts:
+        if path is None or ".." in parts:  # no cgroup, or one that a container does not show
             return cls(levels=())
         is_step = [part.startswith("step_") for part in parts]
         job_depth = is_step.index(True) if True in is_step else len(parts)
-        # From the task's up to the job's, which is at least one below the root.
+        # From the task's cgroup up to the job's, which is at least one below the root.
         depths = range(len(parts), max(job_depth, 1) - 1, -1)
-        levels = tuple(base.joinpath(*parts[:depth]) for depth in depths)
-        return cls(levels=levels or (base,), is_v1=v1 is not None)
+        levels = tuple(mount.joinpath(*parts[:depth]) for depth in depths)
+        return cls(levels=levels or (mount,), is_v1=v1_path is not None)
 
     def kills(self) -> tuple[int | None, ...]:
         """Return each level's count of OOM kills; None if it cannot be read."""
@@ -220,24 +220,24 @@ class MemoryGroup:
         return tuple(_counts(level / name).get("oom_kill") for level in self.levels)
 
     def limit(self) -> tuple[int | None, Path]:
-        """Return the lowest limit of these groups and those above, and the highest that has it."""
+        """Return the lowest limit of the groups and their parents, and the topmost one with it."""
         name = "memory.limit_in_bytes" if self.is_v1 else "memory.max"
         places = {place for level in self.levels for place in (level, *level.parents)}
         limits = ((_number(place / name), place) for place in places)
-        # Of groups with the same limit, the path of the highest sorts first.
-        return min(((size, place) for size, place in limits if size), default=_NONE)
+        # Of groups with the same limit, the path of the topmost sorts first.
+        return min(((size, place) for size, place in limits if size), default=(None, Path("/")))
 
     def memory(self) -> tuple[int, int]:
-        """Return what is in use where the limit is lowest, and that limit, or the machine's.
+        """Return the used bytes and the limit of the group with the lowest limit, or the machine's.
 
         Page cache does not count, but files in /dev/shm do: they stay in memory.
         """
         machine, (limit, place) = psutil.virtual_memory(), self.limit()
-        found = _counts(place / "memory.stat") if limit and limit < machine.total else {}
+        counts = _counts(place / "memory.stat") if limit and limit < machine.total else {}
         own, shared = ("total_rss", "total_shmem") if self.is_v1 else ("anon", "shmem")
-        if limit is None or own not in found:
+        if limit is None or own not in counts:
             return machine.total - machine.available, machine.total
-        return found[own] + found.get(shared, 0), limit
+        return counts[own] + counts.get(shared, 0), limit
 
     def since(self, before: tuple[int | None, ...]) -> Memory | None:
         """Return the kills since `before`, and the limit; None if no level can be read."""
@@ -245,7 +245,7 @@ class MemoryGroup:
         rises = [new - old for old, new in pairs if old is not None and new is not None]
         if not rises:
             return None
-        return Memory(max(rises), self.limit()[0])
+        return Memory(max(rises), self.limit()[0])  # no sum: levels may count the same kills
 
 
 def own_group(controller: str = "memory", root: Path = ROOT, own: Path = OWN) -> MemoryGroup:
@@ -257,11 +257,11 @@ def cpu_seconds(root: Path = ROOT, own: Path = OWN) -> float:
     """Return the CPU time of the job's cgroup, or of this process's; the machine's without one."""
     for job in own_group("cpuacct", root, own).levels[-1:]:  # the highest, if any
         for place in (job, *job.parents):  # a container may show the path that it has outside
-            nanoseconds, found = _number(place / "cpuacct.usage"), _counts(place / "cpu.stat")
-            if nanoseconds is not None:
+            nanoseconds, counts = _number(place / "cpuacct.usage"), _counts(place / "cpu.stat")
+            if nanoseconds is not None:  # cgroup v1
                 return nanoseconds / 1e9
-            if "usage_usec" in found:
-                return found["usage_usec"] / 1e6
+            if "usage_usec" in counts:  # cgroup v2
+                return counts["usage_usec"] / 1e6
     cpu = psutil.cpu_times()
     return float(cpu.user + cpu.nice + cpu.system + cpu.irq + cpu.softirq)
 

@@ -53,11 +53,10 @@ class Needs:
         return None if self.gpus is None else GpuAnswer(self.gpus, within_s)
 
 
-def quick_checks(needs: Needs, asked: GpuAnswer | None = None) -> dict[str, Check]:
-    """Return the quick checks by id, those of one domain in a row.
+def quick_checks(needs: Needs, gpu_answer: GpuAnswer | None = None) -> dict[str, Check]:
+    """Return the quick checks by id; those of a domain (`node` of `node.shm`) run in this order.
 
-    The last ones of a domain may wait for a file system. `asked` answers about the GPUs of
-    `needs`, if the caller needs more of it.
+    Pass `gpu_answer`, made from `needs`, if it is also used elsewhere: the driver is asked once.
     """
     return {
         "path.disk": partial(paths.disk, needs.runs),
@@ -66,26 +65,26 @@ def quick_checks(needs: Needs, asked: GpuAnswer | None = None) -> dict[str, Chec
         "node.memory": partial(machine.memory, needs.ranks, needs.host_bytes),
         "node.files": partial(machine.open_files, needs.ranks, needs.files),
         "node.memlock": machine.memlock,
-        "node.tmp": paths.scratch,
-        **gpu_checks(asked or needs.gpu_answer(), needs.node_ranks),
-        **{name: partial(x.run, needs) for name, x in own_checks().items() if x.is_quick},
+        "node.tmp": paths.scratch,  # last: a file system that blocks would hold up the others
+        **gpu_checks(gpu_answer or needs.gpu_answer(), needs.node_ranks),
+        **{name: partial(own.run, needs) for name, own in own_checks().items() if own.is_quick},
     }
 
 
-def all_checks(needs: Needs, asked: GpuAnswer | None = None) -> dict[str, Check]:
+def all_checks(needs: Needs, gpu_answer: GpuAnswer | None = None) -> dict[str, Check]:
     """Return all checks of a machine by id: also those that may be slow, or write to `runs`."""
-    asked = asked or needs.gpu_answer()
+    gpu_answer = gpu_answer or needs.gpu_answer()
     return {
-        **quick_checks(needs, asked),
-        **({"cuda.driver": partial(_driver, asked)} if asked else {}),
-        **{name: partial(each.run, needs) for name, each in own_checks().items()},
+        **quick_checks(needs, gpu_answer),
+        **({"cuda.driver": partial(_driver, gpu_answer)} if gpu_answer else {}),
+        **{name: partial(own.run, needs) for name, own in own_checks().items()},
     }
 
 
-def _driver(asked: GpuAnswer) -> Finding:
+def _driver(gpu_answer: GpuAnswer) -> Finding:
     from clusterrun.health import toolchain  # only `doctor` needs it
 
-    return toolchain.driver(toolchain.cuda_of_torch(sys.path, ""), asked)
+    return toolchain.driver(toolchain.cuda_of_torch(sys.path, ""), gpu_answer)
 
 
 # Checks that have a file each in checks/: a decorated function and its page. A file is enough to
@@ -116,7 +115,7 @@ _Run = Callable[[Needs], Finding]
 
 
 def check(name: str, page: CheckPage, *, is_quick: bool = False) -> Callable[[_Run], _Run]:
-    """Add a check; `name` is its id."""
+    """Return a decorator that registers a check by its id, `name`."""
 
     def register(run: _Run) -> _Run:
         _CHECKS[name] = OwnCheck(run, page, is_quick)

@@ -16,7 +16,7 @@ from typing import Any, Final
 ASKS, ABSENT, PROBLEM, DRIVER, GPU = "asks", "absent", "problem", "driver", "gpu"
 AGAIN: Final = "--again"
 NO_DRIVER: Final = "this machine has no NVIDIA driver"
-_NO_DRIVER: Final = ("NVML_ERROR_LIBRARY_NOT_FOUND", "NVML_ERROR_DRIVER_NOT_LOADED")
+_ABSENCE_ERRORS: Final = ("NVML_ERROR_LIBRARY_NOT_FOUND", "NVML_ERROR_DRIVER_NOT_LOADED")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +62,9 @@ class Driver:
         mig = self.ask("DeviceGetMigMode", whole)  # the current and the pending mode
         most = self.ask("DeviceGetMaxMigDeviceCount", whole) if mig and mig[0] else 0
         slices = [self.ask("DeviceGetMigDeviceHandleByIndex", whole, n) for n in range(most or 0)]
-        own = [self.ask("DeviceGetUUID", part) for part in slices if part is not None]
-        uuids = {uuid: uuid for uuid in own if uuid}
-        return uuids or {str(number): self.ask("DeviceGetUUID", whole) or ""}
+        uuids = [self.ask("DeviceGetUUID", part) for part in slices if part is not None]
+        slice_uuids = {uuid: uuid for uuid in uuids if uuid}  # CUDA names a slice by its UUID
+        return slice_uuids or {str(number): self.ask("DeviceGetUUID", whole) or ""}
 
     def gpu(self, name: str) -> NvmlGpu:
         """Describe a GPU, or the slice of one that MIG divides."""
@@ -94,7 +94,7 @@ class Driver:
         )
 
     def ask(self, function: str, *args: Any, read: Callable[[Any], Any] | None = None) -> Any:
-        """Return an answer; None if this driver, these bindings or this GPU have none."""
+        """Call an NVML function; return None if the driver, bindings or GPU have no answer."""
         try:
             answer = getattr(self.nvml, f"nvml{function}")(*args)
         except Exception:  # noqa: BLE001 - NVMLError, AttributeError, NVMLLibraryMismatchError
@@ -102,7 +102,7 @@ class Driver:
         return read(answer) if read else answer
 
     def handles(self, name: str) -> tuple[Any, Any]:
-        """Return the handles of a GPU, and of the MIG slice that is meant, or the GPU's again."""
+        """Return the handle of a GPU, and that of the MIG slice `name`, or the GPU's again."""
         nvml = self.nvml
         if name.startswith("MIG-"):
             part = nvml.nvmlDeviceGetHandleByUUID(name)
@@ -113,7 +113,7 @@ class Driver:
         numbers = range(nvml.nvmlDeviceGetCount())
         found = (self.ask("DeviceGetHandleByIndex", number) for number in numbers)
         uuids = (nvml.nvmlDeviceGetUUID(handle) for handle in found if handle)
-        uuid = next((uuid for uuid in uuids if uuid.startswith(name)), name)  # as CUDA does
+        uuid = next((uuid for uuid in uuids if uuid.startswith(name)), name)  # a prefix is enough
         whole = nvml.nvmlDeviceGetHandleByUUID(uuid)
         return whole, whole
 
@@ -146,10 +146,10 @@ class Driver:
         """Return which of a GPU's NVLinks are active; None without any."""
         numbers = range(getattr(self.nvml, "NVML_NVLINK_MAX_LINKS", 0))
         states = (self.ask("DeviceGetNvLinkState", handle, number) for number in numbers)
-        return list(map(bool, takewhile(lambda state: state is not None, states))) or None
+        return [bool(state) for state in takewhile(lambda state: state is not None, states)] or None
 
-    def working(self, name: str) -> NvmlGpu:
-        """Describe a GPU and its work since the answer before."""
+    def gpu_with_load(self, name: str) -> NvmlGpu:
+        """Describe a GPU, with its present activity, power and temperature."""
         ask, found = self.ask, self.gpu(name)
         if found.problem:
             return found
@@ -166,13 +166,13 @@ def main(words: Sequence[str]) -> None:
     """Print what NVML reports about GPUs; all of them if none is named."""
     is_repeated, names = AGAIN in words, [word for word in words if word != AGAIN]
     if not is_repeated:
-        say({ASKS: "NVML"})
-    driver = opened()
+        say({ASKS: "NVML"})  # before each question: it may block
+    driver = open_driver()
     if not isinstance(driver, Driver):
         say(driver)
     elif is_repeated:
-        for _ in sys.stdin:
-            say({GPU: [asdict(driver.working(name)) for name in names or driver.names()]})
+        for _ in sys.stdin:  # each line asks once
+            say({GPU: [asdict(driver.gpu_with_load(name)) for name in names or driver.names()]})
     else:
         say({DRIVER: driver.ask("SystemGetDriverVersion") or ""})
         for name in names or driver.names():
@@ -180,7 +180,7 @@ def main(words: Sequence[str]) -> None:
             say({GPU: asdict(driver.gpu(name))})
 
 
-def opened() -> Driver | dict[str, str]:
+def open_driver() -> Driver | dict[str, str]:
     """Start NVML; if it can't be used, return why."""
     try:
         import pynvml
@@ -189,7 +189,7 @@ def opened() -> Driver | dict[str, str]:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        is_absent = error.value in [getattr(pynvml, name) for name in _NO_DRIVER]
+        is_absent = error.value in [getattr(pynvml, name) for name in _ABSENCE_ERRORS]
         text = f"NVIDIA's driver cannot be used: {error}"
         return {ABSENT: NO_DRIVER} if is_absent else {PROBLEM: text}
     return Driver(pynvml)

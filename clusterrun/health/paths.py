@@ -35,7 +35,7 @@ def runs(path: Path, *, is_shared: bool) -> Finding:
     if not place.is_dir():
         return fail(name, f"{place} is not a directory", _ELSEWHERE)
     if not os.access(place, os.W_OK | os.X_OK):
-        return fail(name, f"{place} cannot be written", _ELSEWHERE)
+        return fail(name, f"{place} is not writable", _ELSEWHERE)
     if is_shared and f"{os.path.realpath(place)}/".startswith(PLACES_OF_ONE_MACHINE):
         text = f"{path} is on a disk of this machine; the nodes cannot see it"
         return fail(name, text, _SHARED)
@@ -45,11 +45,11 @@ def runs(path: Path, *, is_shared: bool) -> Finding:
         return note(name, text, f"check on a node: srun ls -d {place}; else {_SHARED}")
     if (took_s := time.monotonic() - start) > SLOW_S:
         return slow_finding(path, f"answered after {took_s:.1f} s")
-    return ok(name, f"{path} can be written" if place == path else f"{path} can be created")
+    return ok(name, f"{path} is writable" if place == path else f"{path} can be created")
 
 
 def slow_finding(path: Path, how: str = "does not answer") -> Finding:
-    """Return what a file system gets that is stuck or slow."""
+    """Return the finding for a file system that does not answer, or answers slowly."""
     return note("path.runs", f"{path} {how}", f"look again: time ls -d {path}; or {_ELSEWHERE}")
 
 
@@ -66,18 +66,17 @@ def inodes(path: Path) -> Finding:
 
 def scratch() -> Finding:
     """Look at the directory of temporary files, to which the ranks write their output."""
-    name, asked = "node.tmp", next(filter(None, map(os.environ.get, _TEMPORARY)), "/tmp")
+    name = "node.tmp"
+    requested = next((os.environ[each] for each in _TEMPORARY if os.environ.get(each)), "/tmp")
     hint = "name a directory on the node with --env TMPDIR=DIRECTORY, or delete files there"
     try:
         place = Path(tempfile.gettempdir())
     except OSError:
-        return fail(name, f"neither {asked} nor /tmp and /var/tmp can be written", hint)
-    found = [
-        _room(name, place, SCRATCH_BYTES, hint),
-        _room(name, place, SCRATCH_INODES, hint, of_inodes=True),
-    ]
-    if os.path.realpath(place) != os.path.realpath(asked):
-        found.append(note(name, f"{asked} cannot be written; {place} is used instead", hint))
+        return fail(name, f"none of {requested}, /tmp and /var/tmp is writable", hint)
+    found = [_room(name, place, SCRATCH_BYTES, hint)]
+    found.append(_room(name, place, SCRATCH_INODES, hint, of_inodes=True))
+    if os.path.realpath(place) != os.path.realpath(requested):
+        found.append(note(name, f"{requested} is not writable; {place} is used instead", hint))
     wrong = [each for each in found if each.severity in BAD]
     worst = min(wrong, key=lambda each: BAD.index(each.severity), default=None)
     return worst or ok(name, "; ".join(each.text for each in found))
@@ -86,8 +85,9 @@ def scratch() -> Finding:
 def _room(
     name: str, path: Path, levels: tuple[int, int], hint: str, *, of_inodes: bool = False
 ) -> Finding:
-    """Judge what is free; `levels`: below the first a job fails, below the second it may."""
-    disk, (least, few) = os.statvfs(existing(path)), levels
+    """Judge what is free; below the first of `levels` a job fails, below the second it may."""
+    least, few = levels
+    disk = os.statvfs(existing(path))
     total, free = disk.f_blocks, disk.f_bavail * disk.f_frsize
     amount = gib(free)
     if of_inodes:
@@ -107,7 +107,7 @@ def existing(path: Path) -> Path:
 def file_system(path: Path) -> str:
     """Return the kind of file system that a path is on; "" if that is unknown."""
     real = f"{os.path.realpath(path)}/"
-    kinds: dict[str, str] = {}
+    kinds: dict[str, str] = {}  # of the file systems, by mount point
     # `... MOUNT_POINT OPTIONS ... - KIND ...`, blanks in octal: \040
     for line in text_of(MOUNTS).splitlines():
         place = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), line.split()[4])

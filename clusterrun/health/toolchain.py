@@ -29,10 +29,10 @@ _CUDA: Final = re.compile(r"^cuda\b[^=\n]*=\s*['\"]([0-9.]+)['\"]", re.MULTILINE
 
 
 def torch(python: Interpreter, cuda: str | None, *, on_gpus: bool, is_sure: bool) -> Finding:
-    """Look whether torch can use the GPUs of the job; `cuda` is as `cuda_of_torch` returns it."""
+    """Look whether torch can use the job's GPUs; `cuda`: what it was built for; None: unknown."""
     name, version = "python.torch", python.packages.get("torch", "")
     if not version:
-        return skip(name, f"no torch is known of {python.path or 'the interpreter'}")
+        return skip(name, f"the torch of {python.path or 'the interpreter'} is unknown")
     text = f"torch {version}".replace(" ?", ", version unknown")  # "?" is UNKNOWN
     if cuda == "" and on_gpus:
         text = f"{text} was built without CUDA; the job requests GPUs"
@@ -51,8 +51,8 @@ def compiler(python: Interpreter, environ: Mapping[str, str], *, is_sure: bool) 
         hint = "install g++ or load a module with it in setup:"
         return bad(name, f"no C++ compiler ({program}), {why}", hint, is_sure=is_sure)
     has_ninja = versions_in(python.places, ["ninja"])["ninja"] or shell.find("ninja")
-    if python.is_known and not has_ninja:
-        hint = "run: pip install ninja, in the job's environment"
+    if python.is_known and not has_ninja:  # if it is not known, ninja may still be there
+        hint = "install it in the job's environment: pip install ninja"
         return bad(name, f"no ninja, {why}", hint, is_sure=is_sure)
     return ok(name, found)
 
@@ -60,7 +60,7 @@ def compiler(python: Interpreter, environ: Mapping[str, str], *, is_sure: bool) 
 def cuda_of_torch(places: Sequence[str], torch: str) -> str | None:
     """Return the version of CUDA that torch was built with; "" for none, None if unknown.
 
-    torch is not imported: the first of `places` that has it has the file that tells.
+    Do not import torch, but read its version.py in `places`; without one, look at the version.
 
     >>> cuda_of_torch([], "2.6.0+cu124"), cuda_of_torch([], "2.6.0+cpu")
     ('12.4', '')
@@ -75,19 +75,19 @@ def cuda_of_torch(places: Sequence[str], torch: str) -> str | None:
     return f"{tag[1]}.{tag[2]}" if tag else None
 
 
-def driver(cuda: str | None, asked: GpuAnswer) -> Finding:
+def driver(cuda: str | None, gpu_answer: GpuAnswer) -> Finding:
     """Look at the driver; `cuda` is the version that torch was built with."""
-    name, found = "cuda.driver", asked.answer
-    if found.problem:
-        return fail(name, found.problem, "ask the administrator to look at it: nvidia-smi -q")
-    if not found.driver:
-        return skip(name, found.absent or NO_DRIVER)
-    oldest, own = _OLDEST.get((cuda or "").split(".")[0]), parse_version(found.driver)
-    if oldest and own and own < oldest:
+    name, answer = "cuda.driver", gpu_answer.answer
+    if answer.problem:
+        return fail(name, answer.problem, "run nvidia-smi -q, and tell the administrator")
+    if not answer.driver:
+        return skip(name, answer.absent or NO_DRIVER)
+    oldest, installed = _OLDEST.get((cuda or "").split(".")[0]), parse_version(answer.driver)
+    if oldest and installed and installed < oldest:
         needed = f"torch's CUDA {cuda}: it needs {dotted(oldest)}"
         hint = "install a build of torch for an older CUDA: pytorch.org/get-started"
-        return fail(name, f"driver {found.driver} is too old for {needed}", hint)
-    return ok(name, f"driver {found.driver}")
+        return fail(name, f"driver {answer.driver} is too old for {needed}", hint)
+    return ok(name, f"driver {answer.driver}")
 
 
 def toolkit(cuda: str | None, environ: Mapping[str, str], *, is_sure: bool) -> Finding:
@@ -117,10 +117,8 @@ def toolkit(cuda: str | None, environ: Mapping[str, str], *, is_sure: bool) -> F
 def _nvcc(environ: Mapping[str, str]) -> str | None:
     """Find nvcc where torch looks for it."""
     home = environ.get("CUDA_HOME") or environ.get("CUDA_PATH")
-    found: list[str | None] = (
-        [f"{home}/bin/nvcc"] if home else [shell.find("nvcc"), f"{TOOLKIT}/bin/nvcc"]
-    )
-    return next((path for path in found if path and os.access(path, os.X_OK)), None)
+    paths = [f"{home}/bin/nvcc"] if home else [shell.find("nvcc") or "", f"{TOOLKIT}/bin/nvcc"]
+    return next((path for path in paths if os.access(path, os.X_OK)), None)
 
 
 def _release(program: str) -> str:

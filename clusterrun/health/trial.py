@@ -34,7 +34,7 @@ from clusterrun.shared.typed import decoded
 from clusterrun.shared.wording import count
 
 GPU_S, CPU_S = 0.5, 0.3  # of matrix products
-_OF_GPU, _OF_CPU = 2048, 512  # rows of a matrix: 24 MiB of a GPU's memory, beside CUDA's own
+_GPU_ROWS, _CPU_ROWS = 2048, 512  # rows of a matrix: 24 MiB of a GPU's memory, beside CUDA's own
 _BATCH: Final = 32  # products between two looks at the clock
 _WARM_UP: Final = 0.25  # of the time, for the clocks to rise
 MIB: Final = 4  # of the all-reduce
@@ -56,18 +56,17 @@ def main() -> None:
     """
     root = Path(os.environ["CLUSTERRUN_RUN_DIR"])
     plan = read_plan(RunPaths(root=root))
-    rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
-    device = f"{'cuda' if plan.device is Device.CUDA else 'cpu'}:{local}"
-    report = None
-    if local == 0:
-        report = _check_node(plan, rank)
+    rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+    device = f"{'cuda' if plan.device is Device.CUDA else 'cpu'}:{local_rank}"
+    report = _check_node(plan, rank) if local_rank == 0 else None
+    if report:
         write_node(root, report)
-    product = partial(matmul_rate, _of_torch(device))
+    product = partial(matmul_rate, _torch_device(device))
     computed = {device: _number_or_error("tflops", "error", product)}
     if report:
         report = replace(report, computed=computed)
         write_node(root, report)
-    with suppress(ImportError, RuntimeError):  # without torch, or the first rank: they do not meet
+    with suppress(ImportError, RuntimeError):  # no torch or first rank, or this rank is late
         mine = {"node": report and report.node, "computed": computed}
         found = _measure_together(plan, rank, mine)
         if report:
@@ -80,17 +79,17 @@ def main() -> None:
 def _check_node(plan: Plan, rank: int) -> NodeReport:
     """Run the checks that need no other node."""
     needs = Needs.of(plan, is_head=rank == 0)
-    asked = needs.gpu_answer(LONG_S)
-    checks = tuple(examine(all_checks(needs, asked), CHECKS_S))
-    own = facts(gpu_facts(asked) if asked else {})
+    gpu_answer = needs.gpu_answer(LONG_S)
+    checks = tuple(examine(all_checks(needs, gpu_answer), CHECKS_S))
+    own = facts(gpu_facts(gpu_answer) if gpu_answer else {})
     return NodeReport(node=os.environ["CLUSTERRUN_NODE"], checks=checks, facts=own)
 
 
 def _measure_together(plan: Plan, rank: int, mine: Mapping[str, Any]) -> dict[str, Any]:
     """Meet the other ranks, and time an all-reduce; return fields of the node's report.
 
-    The first rank hosts the store in which they meet, and decides who is late. Only ranks whose
-    device computed take part in the all-reduce. Raises ImportError, RuntimeError.
+    The first rank hosts the store, decides who is late and reports which nodes `met`. Only ranks
+    whose device computed take part in the all-reduce. Raises ImportError, RuntimeError.
     """
     from torch.distributed import TCPStore
 
@@ -101,26 +100,26 @@ def _measure_together(plan: Plan, rank: int, mine: Mapping[str, Any]) -> dict[st
     if is_first:
         store.set("ready", json.dumps(_gathered(store, plan)))
     store.wait(["ready"], timedelta(seconds=COMPUTE_S + SPARE_S))
-    known = {int(each): found for each, found in json.loads(store.get("ready")).items()}
-    if rank not in known:
+    ready = {int(n): found for n, found in json.loads(store.get("ready")).items()}
+    if rank not in ready:
         raise RuntimeError("this rank was late")
     (device,) = mine["computed"]  # each rank has one
-    computed = {n: next(iter(found["computed"].values())) for n, found in known.items()}
-    members = [n for n, each in computed.items() if "tflops" in each]
+    results = {n: next(iter(found["computed"].values())) for n, found in ready.items()}
+    members = [n for n, result in results.items() if "tflops" in result]
     reduced = _timed_all_reduce(store, device, rank, members) if rank in members else {}
     store.set(f"done/{rank}", "")
-    if is_first:  # when it exits, the store is gone: it waits until the others need it no longer
+    if is_first:  # the store ends with this process: wait until the others need it no longer
         until = time.monotonic() + 2 * REDUCE_S
-        while time.monotonic() < until and not all(store.check([f"done/{n}"]) for n in known):
+        while time.monotonic() < until and not all(store.check([f"done/{n}"]) for n in ready):
             time.sleep(PAUSE_S)
-        reduced["met"] = tuple(found["node"] for found in known.values() if found["node"])
-    # Of use to the first rank of a node: it reports what the next ones computed, too.
-    of_node = [known[n] for n in range(rank, rank + plan.procs_per_node) if n in known]
+        reduced["met"] = tuple(found["node"] for found in ready.values() if found["node"])
+    # The first rank of a node also reports what the node's other ranks computed.
+    of_node = [ready[n] for n in range(rank, rank + plan.procs_per_node) if n in ready]
     return {"computed": {k: v for each in of_node for k, v in each["computed"].items()}, **reduced}
 
 
 def _gathered(store: Any, plan: Plan) -> dict[int, dict[str, Any]]:
-    """Return what each rank found; leave out a late one: torch may not start on its node."""
+    """Wait for the ranks; return what each found, but nothing of late ones: torch may not start."""
     began, ranks = time.monotonic(), range(plan.world_size)
     missing = set(ranks)
     while missing and time.monotonic() - began < COMPUTE_S:
@@ -134,22 +133,22 @@ def _timed_all_reduce(store: Any, device: str, rank: int, members: Sequence[int]
     from torch.distributed import PrefixStore
 
     group = PrefixStore("group", store)
-    reduce = partial(_all_reduce, _of_torch(device), group, members.index(rank), len(members))
+    reduce = partial(_all_reduce, _torch_device(device), group, members.index(rank), len(members))
     attempt = partial(_number_or_error, "reduced_s", "reduce_error", reduce)
     # In a thread: it may wait without a time limit for a member that never enters it.
     found = side_by_side({"reduced": attempt}, REDUCE_S)
     return found.get("reduced") or {"reduce_error": f"no answer within {REDUCE_S:g} s"}
 
 
-def _number_or_error(name: str, error_name: str, act: Callable[[], float]) -> dict[str, Any]:
-    """Return the number that `act` returns, by its name; if it raises, the error by another."""
+def _number_or_error(name: str, error_name: str, measure: Callable[[], float]) -> dict[str, Any]:
+    """Return {name: the number that `measure` returns}; if it raises, {error_name: the error}."""
     try:
-        return {name: act()}
+        return {name: measure()}
     except Exception as error:  # noqa: BLE001 - whatever torch and the driver raise is the answer
         return {error_name: f"{type(error).__name__}: {error}"}
 
 
-def _of_torch(device: str) -> str:
+def _torch_device(device: str) -> str:
     """Return a device as torch names it: the number of a CPU is only that of its rank."""
     return "cpu" if device.startswith("cpu") else device
 
@@ -160,18 +159,18 @@ def _all_reduce(device: str, store: Any, rank: int, world: int) -> float:
     import torch.distributed as dist
 
     if is_cuda := device.startswith("cuda"):
-        torch.cuda.set_device(device)  # that synchronize() waits for
+        torch.cuda.set_device(device)  # synchronize() waits for this one
     backend, wait = "nccl" if is_cuda else "gloo", timedelta(seconds=TIMEOUT_S)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=wait)
     times = []
     for _ in range(TIMES):
-        values = torch.full((MIB << 18,), float(rank + 1), device=device)  # of 4 bytes
+        values = torch.full((MIB << 18,), float(rank + 1), device=device)  # of 4 bytes each
         started = time.perf_counter()
         dist.all_reduce(values)
         if is_cuda:
             torch.cuda.synchronize()
         times.append(time.perf_counter() - started)
-        if set(map(float, values.aminmax())) != {world * (world + 1) / 2}:
+        if set(map(float, values.aminmax())) != {world * (world + 1) / 2}:  # 1 + ... + world
             raise RuntimeError("the sum of an all-reduce is wrong")
     dist.destroy_process_group()
     return sorted(times)[TIMES // 2]
@@ -182,9 +181,9 @@ def matmul_rate(device: str) -> float:
     import torch
 
     on_gpu = torch.device(device).type == "cuda"
-    size, batch = (_OF_GPU, _BATCH) if on_gpu else (_OF_CPU, 1)
-    is_new = on_gpu and torch.cuda.get_device_capability(device) >= _BF16
-    dtype = torch.bfloat16 if is_new else torch.float32
+    size, batch = (_GPU_ROWS, _BATCH) if on_gpu else (_CPU_ROWS, 1)  # batch: products per wait
+    has_bf16 = on_gpu and torch.cuda.get_device_capability(device) >= _BF16
+    dtype = torch.bfloat16 if has_bf16 else torch.float32
     left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     product = torch.empty_like(left)
 
@@ -202,11 +201,11 @@ def matmul_rate(device: str) -> float:
     return times * batch * 2.0 * float(size) ** 3 / seconds / 1e12  # each: multiply and add
 
 
-def _repeat(act: Callable[[], None], for_s: float) -> tuple[int, float]:
-    """Repeat an act for this long, at least once; return how often, and in how many seconds."""
+def _repeat(function: Callable[[], None], for_s: float) -> tuple[int, float]:
+    """Call a function for `for_s` seconds, at least once; return how often, and the seconds."""
     begin, times = time.perf_counter(), 0
-    while not times or time.perf_counter() - begin < for_s:
-        act()
+    while times == 0 or time.perf_counter() - begin < for_s:
+        function()
         times += 1
     return times, time.perf_counter() - begin
 
@@ -216,8 +215,8 @@ def _repeat(act: Callable[[], None], for_s: float) -> tuple[int, float]:
 DIRECTORY: Final = "health"  # of the reports, in the run directory
 OF_ALL: Final = "net.reduce"  # one node may make it fail on the others
 _MEET: Final = "net.meet"
-OTHER: Final = "choose a directory that all nodes share with --run-dir"
-_SOURCE: Final = re.compile(r"^\w+: (\[[^]]*\] )?")  # gloo's source file
+_CHOOSE_SHARED: Final = "choose a directory that all nodes share with --run-dir"
+_GLOO_SOURCE: Final = re.compile(r"^\w+: (\[[^]]*\] )?")  # gloo's source file
 UNSTARTED: Final = "Slurm could not start the job's script on the node"
 _SILENT: Final = (
     "no report within {:.0f} s: the node is stuck or very busy, or the job does not start there"
@@ -261,7 +260,7 @@ def read_nodes(run_dir: Path) -> dict[str, NodeReport]:
 
 def judge_nodes(
     nodes: Sequence[str],
-    found: Mapping[str, NodeReport],
+    reports: Mapping[str, NodeReport],
     met: Collection[str] | None,
     unstarted: Collection[str],
     said: Mapping[str, str],
@@ -275,20 +274,20 @@ def judge_nodes(
     could not start the job. `said`: why a node did not take part. `waited_s`: for the reports.
     `has_slurm`: hints may name its commands.
     """
-    rates = {node: rate for node, report in found.items() if (rate := _rate(report, "cuda"))}
-    behind = slow(rates)
-    errors = (report.reduce_error for report in found.values())
-    problem = _SOURCE.sub("", max(errors, key=len, default=""))  # one fault; the longest says most
+    rates = {node: rate for node, each in reports.items() if (rate := _rate(each, "cuda"))}
+    behind = slow(rates)  # their shares of the median rate
+    errors = (report.reduce_error for report in reports.values())
+    problem = _GLOO_SOURCE.sub("", max(errors, key=len, default=""))  # one fault: take the longest
     checks: dict[str, list[Finding]] = {}
     for node in nodes:
-        report = found.get(node)
+        report = reports.get(node)
         if report is None:
             reason = UNSTARTED if node in unstarted else said.get(node, "")
             about = {"has_joined": node in (met or ()), "has_slurm": has_slurm}
             checks[node] = [unreported(node, reason, waited_s, **about)]
             continue
-        own = [ok("node.report", "reported"), *report.checks, _computed(node, report, behind)]
-        checks[node] = own if met is None else [*own, *_joint(report, met, problem)]
+        own = [ok("node.report", "reported"), *report.checks, _judge_compute(node, report, behind)]
+        checks[node] = own if met is None else [*own, *_judge_together(report, met, problem)]
     return checks
 
 
@@ -300,13 +299,13 @@ def unreported(
     has_joined: bool = False,
     has_slurm: bool = True,
 ) -> Finding:
-    """Return the failure of a node that did not report; `reason`: why, if that is known."""
+    """Return the failure of a node without a report after `waited_s`; `reason`: why, if known."""
     if reason and reason != UNSTARTED:
         hint = f"correct this, or leave the node out with --exclude {node}"
         return fail("node.report", reason, hint)
     if has_joined:
-        text = "no report, but the node answered the first one: its files are not visible here"
-        return fail("node.report", text, OTHER)
+        text = "no report, but the node reached the first node: its files are not visible here"
+        return fail("node.report", text, _CHOOSE_SHARED)
     look = f"look at the node: scontrol show node {node}; " if has_slurm else ""
     hint = f"{look}{_LEAVE_OUT.format(node)}"
     return fail("node.report", reason or _SILENT.format(waited_s), hint)
@@ -319,8 +318,8 @@ def _rate(report: NodeReport, kind: str = "") -> float | None:
     return min((float(rate) for rate in rates if rate is not None), default=None)
 
 
-def _computed(node: str, report: NodeReport, behind: Mapping[str, float]) -> Finding:
-    """Judge the matrix products: their result, and the rate against the other nodes' median."""
+def _judge_compute(node: str, report: NodeReport, behind: Mapping[str, float]) -> Finding:
+    """Judge the matrix products; `behind`: slow nodes, with their share of the others' median."""
     name, found = "node.compute", report.computed
     if found is None:
         return fail(name, "torch did not answer in time", f"try on the node: {_TRY}")
@@ -335,7 +334,7 @@ def _computed(node: str, report: NodeReport, behind: Mapping[str, float]) -> Fin
     return ok(name, text)
 
 
-def _joint(report: NodeReport, met: Collection[str], problem: str) -> list[Finding]:
+def _judge_together(report: NodeReport, met: Collection[str], problem: str) -> list[Finding]:
     """Judge what a node did with the others; `problem`: why their all-reduce failed, if it did."""
     if report.node not in met:
         return [skip(name, "its ranks did not meet the others") for name in (_MEET, OF_ALL)]
@@ -343,26 +342,27 @@ def _joint(report: NodeReport, met: Collection[str], problem: str) -> list[Findi
         hint = "look for a process that hangs on the node, or a broken link"
         lost = fail(_MEET, "the node met the others, then it stopped answering", hint)
         return [lost, skip(OF_ALL, "not measured")]
-    own = skip(_MEET, "no other node is present")
+    meeting = skip(_MEET, "no other node is present")
     if len(met) > 1:
-        own = ok(_MEET, "met on a port of network.port_range")
+        meeting = ok(_MEET, "met on a port of network.port_range")
     if report.reduce_error:
         hint = "name the interface with --set network.interface=NAME; look for a firewall"
-        return [own, fail(OF_ALL, f"an all-reduce failed: {problem}", hint)]
+        return [meeting, fail(OF_ALL, f"an all-reduce failed: {problem}", hint)]
     if report.reduced_s is None:
-        return [own, skip(OF_ALL, "not measured")]
-    text = f"an all-reduce of 4 MiB took {report.reduced_s * 1000:.0f} ms"
-    return [own, ok(OF_ALL, text)]
+        return [meeting, skip(OF_ALL, "not measured")]
+    return [meeting, ok(OF_ALL, f"an all-reduce of 4 MiB took {report.reduced_s * 1000:.0f} ms")]
 
 
 def compare_nodes(
-    nodes: Sequence[str], found: Mapping[str, NodeReport], met: Collection[str] | None
+    nodes: Sequence[str], reports: Mapping[str, NodeReport], met: Collection[str] | None
 ) -> list[Finding]:
     """Return the checks that compare nodes; without `met`, also why no ranks could meet."""
-    checks = differences({node: report.facts for node, report in found.items()})
-    has_first = not found.keys().isdisjoint(nodes[:1])
+    checks = differences({node: report.facts for node, report in reports.items()})
+    if met is not None:
+        return checks
+    has_first = any(node in reports for node in nodes[:1])
     why = f"{'torch does not start on' if has_first else 'no report from'} the first node"
-    return checks if met is not None else [*checks, skip(_MEET, why)]
+    return [*checks, skip(_MEET, why)]
 
 
 def slow(values: Mapping[str, float], least: float = 0.75) -> dict[str, float]:
@@ -374,13 +374,13 @@ def slow(values: Mapping[str, float], least: float = 0.75) -> dict[str, float]:
     {'n3': 0.5}
     """
     ordered = sorted((value, node) for node, value in values.items() if math.isfinite(value))
-    found = {}
-    for place, (value, node) in enumerate(ordered[: len(ordered) // 2]):
-        others = [other for other, _ in (*ordered[:place], *ordered[place + 1 :])]
-        middle = others[(len(others) - 1) // 2]  # the lower median
-        if middle > 0 and value / middle < least:
-            found[node] = value / middle
-    return found
+    shares = {}
+    for index, (value, node) in enumerate(ordered[: len(ordered) // 2]):  # only these may be slow
+        others = [other for other, _ in (*ordered[:index], *ordered[index + 1 :])]
+        median = others[(len(others) - 1) // 2]  # the lower one of two
+        if median > 0 and value / median < least:
+            shares[node] = value / median
+    return shares
 
 
 if __name__ == "__main__":

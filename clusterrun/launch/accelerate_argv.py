@@ -56,19 +56,19 @@ def launch_options(plan: Plan, where: NodeLaunch) -> tuple[str, ...]:
 
 
 def shown_command(plan: Plan, node: int) -> tuple[str, ...]:
-    """Return the `accelerate launch` that the ranks of a node correspond to."""
+    """Return the `accelerate launch` command that is equivalent to the start of a node's ranks."""
     options = launch_options(plan, with_placeholders(plan, node))
     return ("accelerate", "launch", *options, *entry_words(plan))
 
 
 def with_placeholders(plan: Plan, node: int) -> NodeLaunch:
     """Return what a node passes to `launch_options`; placeholders stand for what only it knows."""
-    is_alone = plan.cluster.scheduler.is_this_machine or plan.nodes == 1
+    is_one_machine = plan.cluster.scheduler.is_this_machine or plan.nodes == 1
     return NodeLaunch(
         config_file=f"{RUN_DIR}/accelerate.yaml",
         deepspeed_file=f"{RUN_DIR}/ds_config.json" if plan.deepspeed else "",
         machine_rank=node,
-        address=LOOPBACK if is_alone else ADDRESS,
+        address=LOOPBACK if is_one_machine else ADDRESS,
         port=plan.main_process_port or PORT,
         precision=PRECISION if plan.precision is Precision.HEAD else plan.precision.value,
     )

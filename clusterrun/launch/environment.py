@@ -53,13 +53,13 @@ def decide_environment(
     # A user's old name also keeps out the new one of the same setting.
     taken = {*given, *(new for new, old in _OLD_NAMES.items() if old in given)}
     torch = facts.interpreter.version_of("torch")
-    ours = [row for row in _ours(spec, world, strategy, torch, threads) if row[0] not in taken]
-    rows = (*ours, *given.values())
+    defaults = _default_variables(spec, world, strategy, torch, threads)
+    rows = (*(row for row in defaults if row[0] not in taken), *given.values())
     return tuple(EnvVar(name=name, value=value, why=why) for name, value, why in rows)
 
 
 def spellings(name: str, torch: tuple[int, int] | None) -> tuple[str, ...]:
-    """Return a variable of the flight recorder for the installed torch; both names if unknown.
+    """Return the name of a flight-recorder variable for this torch; both names if it is unknown.
 
     >>> spellings("TORCH_FR_BUFFER_SIZE", (2, 8))
     ('TORCH_NCCL_TRACE_BUFFER_SIZE',)
@@ -69,7 +69,7 @@ def spellings(name: str, torch: tuple[int, int] | None) -> tuple[str, ...]:
     return (name,) if torch >= (2, 9) else (_OLD_NAMES[name],)
 
 
-def _ours(
+def _default_variables(
     spec: JobSpec, world: World, strategy: Strategy, torch: tuple[int, int] | None, threads: int
 ) -> Iterator[Variable]:
     """Yield what is set unless the user sets it; if `threads` is 0, each node decides."""
@@ -137,7 +137,7 @@ def check_variables(spec: JobSpec) -> None:
 
 def _refuse_owned(name: str) -> None:
     if re.fullmatch(_NODE_DECIDES, name):
-        hint = f"drop {name}: its value follows from the job"
+        hint = f"leave out {name}: its value follows from the job"
         if name == "CUDA_VISIBLE_DEVICES":
             hint = "pass --gpu-ids on this machine; on a cluster, Slurm chooses the GPUs"
         raise UsageError(f"clusterrun sets {name} on each node", hint=hint)
@@ -145,10 +145,10 @@ def _refuse_owned(name: str) -> None:
 
 def _refuse_harmful(name: str, value: str) -> None:
     if re.fullmatch("E?UID|PPID|SHELLOPTS|BASHOPTS|BASH_VERSINFO", name):
-        raise UsageError(f"bash does not let {name} be set", hint="drop it")
+        raise UsageError(f"bash does not let {name} be set", hint="leave it out")
     if re.fullmatch("(TORCH_)?NCCL_ASYNC_ERROR_HANDLING", name) and value == "0":
         text = f"{name}=0 turns a crash of one rank into a hang of all ranks"
-        raise UsageError(text, hint="drop it: by default torch ends the job")
+        raise UsageError(text, hint="leave it out: by default torch ends the job")
     is_exclusion = name.endswith("_SOCKET_IFNAME") and value.startswith("^")
     if is_exclusion and "lo" not in value[1:].split(","):
         text = f"{name}={value} allows the loopback interface"

@@ -19,7 +19,6 @@ from clusterrun.shared.wording import dotted, missing_text, parse_version
 if TYPE_CHECKING:
     from clusterrun.config.spec import JobSpec
 
-
 # Words in flags of paths that the script reads, writes, or reads although it once wrote them.
 _READ: Final = (
     r"\b(adapter|conf|config|corpus|data|dataset|deepspeed|dev|eval|file|image|input|lora|manifest|"
@@ -42,12 +41,12 @@ _ASSIGNED: Final = r"(?s)(-{1,2}|\+{0,2})([A-Za-z_][\w.-]*)=(.*)\Z"
 
 def paths_to_look_for(spec: JobSpec) -> list[str]:
     """Return the paths that `Facts.missing` may contain, as written."""
-    return [*_activated(spec.setup).values(), *(path for _, path in inputs(spec.args))]
+    return [*_activation_scripts(spec.setup).values(), *(path for _, path in inputs(spec.args))]
 
 
 def check_environments(setup: Sequence[str], facts: Facts) -> None:
     """Refuse a virtual environment that does not exist. Raises UsageError."""
-    for directory, script in _activated(setup).items():
+    for directory, script in _activation_scripts(setup).items():
         if script in facts.missing:
             text = f"setup: {directory} is not a virtual environment: it has no bin/activate"
             exists = "name an existing directory; $NAME and * are not expanded in it"
@@ -82,7 +81,7 @@ def inputs(args: Sequence[str]) -> list[tuple[str, str]]:
     """
     found = list(pairs(args))
     written = {value for flag, value in found if _is_written(flag)}
-    return [pair for pair in found if pair[1] not in written and _is_input(*pair)]
+    return [(flag, path) for flag, path in found if path not in written and _is_input(flag, path)]
 
 
 def pairs(args: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -108,7 +107,7 @@ def _is_written(flag: str) -> bool:
 
 
 def _is_input(flag: str, value: str) -> bool:
-    """Return whether a value seems to be a path that is read; an absolute one is with any flag."""
+    """Return whether a value seems to be a path that the script reads, as any absolute one does."""
     if not value or re.search(_NO_PATH, value):
         return False
     if value.startswith("/"):
@@ -120,7 +119,7 @@ def _is_input(flag: str, value: str) -> bool:
     return is_path and bool(is_read) and not is_name
 
 
-def _activated(setup: Sequence[str]) -> dict[str, str]:
+def _activation_scripts(setup: Sequence[str]) -> dict[str, str]:
     """Return the virtual environments of `setup`, each with the script that activates it."""
     steps = [step for step in map(read_step, setup) if step.tool is Tool.VENV]
     return {step.names[0]: posixpath.join(step.names[0], "bin/activate") for step in steps}
@@ -133,18 +132,18 @@ def interpreter_problem(spec: JobSpec, facts: Facts, strategy: Strategy) -> Usag
     """Return why the job can't run with its interpreter; None if no reason is known."""
     found = facts.interpreter
     if runs_in_container(spec):
-        return None
+        return None  # the image has its own interpreter
     if not found.path:
         comes_with_setup = "/" not in facts.python and spec.setup  # which may put it on PATH
-        if comes_with_setup or facts.cluster.scheduler.has_hosts:
+        if comes_with_setup or facts.cluster.scheduler.has_hosts:  # they have their own
             return None
-        hint = "name one with --python, or omit it to use the interpreter that runs clusterrun"
+        hint = "name one with --python, or leave it out to use the interpreter that runs clusterrun"
         return UsageError(f"there is no interpreter '{facts.python}' on this machine", hint=hint)
-    texts = (too_old_text(found, facts.oldest, name) for name in ("python", *found.packages))
-    if too_old := next(filter(None, texts), ""):
-        return UsageError(too_old, hint=f"upgrade it, {_OTHER}")
+    for name in ("python", *found.packages):
+        if too_old := too_old_text(found, facts.oldest, name):
+            return UsageError(too_old, hint=f"upgrade it, {_OTHER}")
     missing = [name for name in strategy.packages if not found.packages.get(name)]
-    if not found.is_known or not missing:
+    if not found.is_known or not missing:  # not known: they may still be installed
         return None
     needed_by = f"strategy {strategy.value}" if missing == ["deepspeed"] else ""
     hint = f"run {found.path} -m pip install '.[train]' in a clone of clusterrun, {_OTHER}"
@@ -152,23 +151,24 @@ def interpreter_problem(spec: JobSpec, facts: Facts, strategy: Strategy) -> Usag
 
 
 def is_certain(spec: JobSpec, facts: Facts) -> bool:
-    """Return whether nodes find the interpreter as it is here: bash or a module may change it."""
+    """Return whether nodes surely have the interpreter as it is here: setup may choose another."""
     if facts.cluster.scheduler.has_hosts:
         return False  # they have disks of their own
     steps = [read_step(line) for line in spec.setup]
-    is_plain = all(step.tool in (Tool.VENV, Tool.CONDA) for step in steps)
-    # A job on this machine also lacks what this machine lacks.
+    is_plain = all(step.tool in (Tool.VENV, Tool.CONDA) for step in steps)  # not bash or modules
+    # If it is not found here, that is certain only for a job on this machine.
     is_here = bool(facts.interpreter.path) or bool(facts.cluster.scheduler.is_this_machine)
     return is_plain and is_here and "PYTHONPATH" not in spec.env
 
 
 def too_old_text(python: Interpreter, oldest: Mapping[str, tuple[int, int]], name: str) -> str:
-    """Say that an interpreter, or its package of this name, is too old; empty if it is not."""
+    """Say that an interpreter, or its package of this name, is too old; "" if it is not."""
     text = python.packages.get(name, "") if python.is_known else ""
-    found, least = python.version if name == "python" else parse_version(text), oldest.get(name)
-    if not found or not least or found >= least:
+    version = python.version if name == "python" else parse_version(text)
+    least = oldest.get(name)
+    if not version or not least or version >= least:
         return ""
-    what = f"is Python {dotted(found)}" if name == "python" else f"has {name} {text}"
+    what = f"is Python {dotted(version)}" if name == "python" else f"has {name} {text}"
     return f"{python.path} {what}; clusterrun needs {dotted(least)} or newer"
 
 
@@ -191,19 +191,18 @@ def named_json(args: Sequence[str]) -> str | None:
 
 
 def values_of(args: Sequence[str], name: str) -> list[str]:
-    """Return the values of an option, up to the next option.
+    """Return all values of an option, without empty ones.
 
-    >>> values_of(["--fsdp", "full_shard auto_wrap", "--bf16"], "--fsdp")
-    ['full_shard auto_wrap']
+    >>> values_of(["--data", "a", "b c", "--lr", "1", "--data=d"], "--data")
+    ['a', 'b c', 'd']
     """
     return [value for flag, value in pairs(args) if flag == name and value]
 
 
 def check_batch_numbers(args: Sequence[str], text: str, where: str, ranks: int) -> None:
-    """Refuse a DeepSpeed JSON whose batch numbers don't multiply. Raises ConfigError.
+    """Refuse a DeepSpeed JSON with batch numbers below 1 or a wrong product. Raises ConfigError.
 
-    `ranks` is the data-parallel size. If the script or the JSON divides the model, DeepSpeed checks
-    the numbers.
+    `where` names the JSON; `ranks` is the data-parallel size. DeepSpeed checks divided models.
     """
     config: dict[str, Any] = json.loads(text or "{}")
     numbers: dict[str, int] = {key: config[key] for key in _BATCH if type(config.get(key)) is int}

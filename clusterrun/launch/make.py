@@ -47,11 +47,11 @@ from clusterrun.shared.wording import count
 LARGE_JOB_NODES = 64  # above it the ranks' logs are capped: all nodes share one file system
 LARGE_JOB_LINES_PER_S = 2000  # all nodes together must not overload the disk of the logs
 # Settings that a plan has under the same name.
-_SAME = (
+_COPIED = (
     *("sbatch_args", "network", "rendezvous_timeout_s", "world_contract", "spare_nodes"),
     *("max_restarts", "hang_timeout_s", "preflight", "trainer_resume", "log_spool_bytes"),
 )
-_OR_ZERO = ("timeout_s", "main_process_port", "time_minutes")
+_COPIED_OR_ZERO = ("timeout_s", "main_process_port", "time_minutes")
 _OF_WORLD = ("nodes", "procs_per_node", "gpus_per_node", "device", "gpu_ids")
 
 
@@ -60,11 +60,11 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
     sbatch, srun = as_one_word(SBATCH, spec.sbatch_args), as_one_word(SRUN, spec.srun_args)
     asked = replace(spec, sbatch_args=sbatch, srun_args=srun)
     own = read_own_files(asked, facts)
-    spec = take_world(asked, own, facts)
+    spec = take_world(asked, own, facts)  # with the counts of the user's YAML
     if facts.cluster.scheduler.has_queue:
         check_gpu_options(spec)
     host_notes = _check_hosts(spec, facts)
-    world = decide_world(spec, facts, cpu_by_file=own.use_cpu)
+    world = decide_world(spec, facts, yaml_wants_cpu=own.use_cpu)
     strategy = own.strategy or spec.strategy
     check_strategy(strategy, world, facts.interpreter)
     sizes = decide_sizes(spec, own, strategy, world)
@@ -75,16 +75,16 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
     check_options(SBATCH, sbatch, lines)
     check_options(SRUN, srun)
     check_environments(spec.setup, facts)
-    steps = srun_options(nodes=world.nodes, cpus=cpus, outlives_nodes=survives_lost_nodes(spec))
+    srun_own = srun_options(nodes=world.nodes, cpus=cpus, outlives_nodes=survives_lost_nodes(spec))
     lines_per_s = LARGE_JOB_LINES_PER_S if world.nodes > LARGE_JOB_NODES else 0
     threads = _threads(spec, facts, world, cpus)
     in_workdir = partial(posixpath.join, facts.workdir)
-    same: dict[str, Any] = {name: getattr(spec, name) for name in _SAME}
-    same |= {name: getattr(spec, name) or 0 for name in _OR_ZERO}
-    same |= _host_settings(spec, facts, world.nodes)
-    # On one node, a copy gains nothing, and is made only on demand.
+    settings: dict[str, Any] = {name: getattr(spec, name) for name in _COPIED}
+    settings |= {name: getattr(spec, name) or 0 for name in _COPIED_OR_ZERO}
+    settings |= _host_settings(spec, facts, world.nodes)
+    # On one node a copy of the environment gains nothing, so `auto` makes none there.
     if facts.cluster.scheduler.reads_sbatch and (spec.stage is not Stage.AUTO or world.nodes > 1):
-        same |= {"stage": spec.stage, "stage_dir": spec.stage_dir or ""}
+        settings |= {"stage": spec.stage, "stage_dir": spec.stage_dir or ""}
     return Plan(
         name=job_name(spec),
         cluster=facts.cluster,
@@ -98,18 +98,18 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
         python=facts.python,
         setup=tuple(with_absolute_path(line, in_workdir) for line in spec.setup),
         directives=lines,
-        srun_args=(*steps, *srun),
+        srun_args=(*srun_own, *srun),
         env=decide_environment(spec, facts, world, strategy, threads),
         pass_env=tuple(dict.fromkeys(spec.pass_env)),
         network_interface=spec.network_interface or "",
-        **_template(world, strategy, sizes, precision, own),
+        **_template_settings(world, strategy, sizes, precision, own),
         deepspeed=own.deepspeed_text,
         threads_per_process=threads,
         port_range=port_range(spec.port_range),
         on_interrupt=on_interrupt(spec),
         warning_s=warning_s(spec),
         launcher=Launcher.FORGE if spec.launcher is Launcher.AUTO else spec.launcher,
-        **same,
+        **settings,
         log_lines_per_s=spec.log_lines_per_s or lines_per_s,
         accelerate_text=own.accelerate_text,
         notes=(*host_notes, *_notes(asked, own, facts, world, cpus)),
@@ -151,7 +151,8 @@ def check_strategy(strategy: Strategy, world: World, python: Interpreter) -> Non
         in_yaml = "in an accelerate YAML, distributed_type: DEEPSPEED or MULTI_GPU"
         other = f"or use --strategy zero2 (which also shards on a CPU) or ddp; {in_yaml}"
         raise UsageError(text, hint=("pass --gpus-per-node COUNT", other))
-    if strategy.is_fsdp and (python.version_of("torch") or (2, 6)) < (2, 6):
+    torch = python.version_of("torch")
+    if strategy.is_fsdp and torch is not None and torch < (2, 6):
         installed = f"{python.packages['torch']} is installed"
         text = f"{strategy.value} is FSDP2, which needs torch 2.6; {installed}"
         raise UsageError(text, hint="upgrade torch, or use --strategy zero3")
@@ -160,11 +161,11 @@ def check_strategy(strategy: Strategy, world: World, python: Interpreter) -> Non
 def _precision(spec: JobSpec, own: OwnFiles, world: World) -> Precision:
     """Decide the precision. Raises UsageError if a DeepSpeed JSON or a CPU can't have it."""
     precision = _wanted_precision(spec, own, world)
-    if own.deepspeed_text and precision in ANY_PRECISION - own.allowed:
-        says = " or ".join(sorted(allowed.value for allowed in own.allowed))
+    if own.deepspeed_text and precision in ANY_PRECISION - own.allowed_by_json:
+        says = " or ".join(sorted(allowed.value for allowed in own.allowed_by_json))
         text = f"mixed precision is {precision.value}, but {own.deepspeed_name} has {says}"
         raise UsageError(text, hint='set "enabled": "auto" in this file, or drop the other setting')
-    stated = own.stated if precision is Precision.FILE else precision
+    stated = own.stated_in_yaml if precision is Precision.FILE else precision
     if stated is Precision.FP16 and world.device is Device.CPU:
         raise fp16_without_gpu()
     return precision
@@ -181,18 +182,20 @@ def _wanted_precision(spec: JobSpec, own: OwnFiles, world: World) -> Precision:
     if spec.mixed_precision is not MixedPrecision.AUTO:
         return Precision(spec.mixed_precision.value)
     if own.accelerate_text and not own.deepspeed_text:
-        # A bare `no` is false in YAML, which accelerate rejects unless a flag gives the precision.
-        return Precision.NO if own.stated is Precision.NO else Precision.FILE
+        # FILE: the YAML decides, even if it states no precision. A bare `no` is false in YAML,
+        # which accelerate rejects unless a flag gives the precision.
+        return Precision.NO if own.stated_in_yaml is Precision.NO else Precision.FILE
     if own.accelerate_text:
         # Beside a DeepSpeed JSON accelerate accepts a precision as a flag, not in its file.
-        return own.stated or Precision.FILE
+        return own.stated_in_yaml or Precision.FILE
     if world.device is not Device.CUDA:
-        return min(own.allowed, key=[Precision.NO, Precision.BF16, Precision.FP16].index)
-    if own.allowed == ANY_PRECISION:
-        return Precision.HEAD
-    left = own.allowed - {Precision.NO}
-    # A JSON that enables both fits no precision: `_precision` refuses it.
-    return next(iter(left)) if len(left) == 1 else Precision.NO
+        simplest_first = (Precision.NO, Precision.BF16, Precision.FP16)
+        return next(each for each in simplest_first if each in own.allowed_by_json)
+    if own.allowed_by_json == ANY_PRECISION:
+        return Precision.HEAD  # the head node chooses bf16 or fp16 for all
+    mixed = own.allowed_by_json - {Precision.NO}  # the JSON allows NO unless it enables another
+    # If it enables both, and so allows only these two, `_precision` refuses NO.
+    return next(iter(mixed)) if len(mixed) == 1 else Precision.NO
 
 
 def _threads(spec: JobSpec, facts: Facts, world: World, cpus: int) -> int:
@@ -206,13 +209,13 @@ def _threads(spec: JobSpec, facts: Facts, world: World, cpus: int) -> int:
     return max(1, facts.local_cpus // world.size)  # all ranks are here
 
 
-def _template(
+def _template_settings(
     world: World, strategy: Strategy, sizes: Parallel, precision: Precision, own: OwnFiles
 ) -> dict[str, Any]:
-    """Return the name and the values of an accelerate template; `mixed_precision` may be ""."""
+    """Return the fields of a plan about its accelerate template: the name and the values."""
     if own.accelerate_text:
         return {"accelerate_config": "", "accelerate": {}}
-    # One GPU a node is still one world; a world of one is not MULTI_GPU to accelerate.
+    # To accelerate, MULTI_GPU means two or more ranks in all, even with one GPU on each node.
     without_shards = "MULTI_GPU" if world.size > 1 else "NO"
     types = {"fsdp": "FSDP", "deepspeed": "DEEPSPEED"}
     is_left_open = precision in (Precision.HEAD, Precision.FILE) or bool(own.deepspeed_text)
@@ -237,8 +240,8 @@ def _notes(spec: JobSpec, own: OwnFiles, facts: Facts, world: World, cpus: int) 
     notes = [*notes_on_file(spec, own, facts, world), *own.notes]
     scheduler = facts.cluster.scheduler
     is_local, is_slurm = scheduler.is_this_machine, scheduler.reads_sbatch
-    is_chosen = spec.device is not Device.AUTO or own.use_cpu or scheduler.has_hosts
-    if world.device is Device.CPU and not is_chosen:
+    is_cpu_chosen = spec.device is not Device.AUTO or own.use_cpu or scheduler.has_hosts
+    if world.device is Device.CPU and not is_cpu_chosen:
         lack = "no GPU here" if is_local and not facts.local_gpus else "no GPU requested"
         notes.append(f"{lack}: {count(world.procs_per_node, 'CPU rank')} per node over gloo")
     if world.device is Device.CUDA and world.procs_per_node < world.gpus_per_node:
@@ -255,14 +258,14 @@ def _notes(spec: JobSpec, own: OwnFiles, facts: Facts, world: World, cpus: int) 
     given = (name for name, value in of_slurm.items() if value and not is_slurm)
     notes += [f"{name} has no effect {where}" for name in given]
     of_gpus = {"slurm.cpus_per_gpu": spec.cpus_per_gpu, "slurm.mem_per_gpu": spec.mem_per_gpu}
-    without = (name for name, value in of_gpus.items() if value and is_slurm)
-    notes += [f"{name} has no effect without GPUs" for name in without if not world.gpus_per_node]
+    if is_slurm and not world.gpus_per_node:
+        notes += [f"{name} has no effect without GPUs" for name, value in of_gpus.items() if value]
     if is_slurm and world.gpus_per_node and not cpus and not spec.exclusive:
         default = "without a site default, Slurm gives one per node (--cpus-per-task)"
         notes.append(f"no CPUs requested: {default}")
     if not spec.python and python_of(spec.setup) and not facts.interpreter.is_known:
         activated = f"the nodes run {facts.python} from the environment that setup activates"
-        needs = "clusterrun must be installed in this environment (--python names another)"
+        needs = "clusterrun must be installed in it (--python names another interpreter)"
         notes.append(f"{activated}; {needs}")
     return (*notes, *input_notes(spec, facts))
 
@@ -271,14 +274,15 @@ def _check_hosts(spec: JobSpec, facts: Facts) -> tuple[str, ...]:
     """Refuse unusable hosts; return notes on settings without effect. Raises UsageError."""
     if not facts.cluster.scheduler.has_hosts:
         place = facts.cluster.scheduler.title
-        given = "--hosts" if spec.hosts else "--hostfile" if spec.hostfile else ""
+        given = "--hostfile" if spec.hostfile else ""
+        given = "--hosts" if spec.hosts else given
         if given and not spec.cluster.scheduler.is_this_machine:  # local was not asked for
             text = f"{given} is given, but the job would run on {place}"
-            raise UsageError(text, hint="pass --cluster ssh (or allocation), or drop the hosts")
+            raise UsageError(text, hint="pass --cluster ssh or allocation, or leave out the hosts")
         return (f"{given} has no effect on {place}",) if given else ()
     check_distinct(facts.hosts)
     listed, spares = len(facts.hosts.hosts), spec.spare_nodes
-    if spares >= listed or (spec.nodes or 1) + spares > listed:
+    if (spec.nodes or 1) + spares > listed:
         wanted = f"{count(spec.nodes or 1, 'node')} and {count(spares, 'spare node')} requested"
         text = f"{wanted}, but {facts.hosts.source} lists {count(listed, 'host')}"
         raise UsageError(text, hint="list more hosts, or lower --nodes and slurm.spare_nodes")

@@ -12,16 +12,16 @@ from clusterrun.launch.plan import Directive
 REQUEUE_DELAY: Final = (
     "SchedulerParameters=requeue_delay= (before Slurm 25.11: AuthInfo=cred_expire=)"
 )
-_ONE_TASK: Final = "drop it: Slurm starts one task per node"
+_ONE_TASK: Final = "leave it out: Slurm starts one task per node"
 _NODES: Final = "use clusterrun's own option: it applies to the whole job"
-_LAUNCH: Final = "drop it: clusterrun starts, watches and ends the step"
+_LAUNCH: Final = "leave it out: clusterrun starts, watches and ends the step"
 
 # Options that would change the launch itself, and what to use instead.
 _OWNED: Final = {
     "chdir": "submit from the directory that the ranks are to run in",
-    **dict.fromkeys(("error", "output"), "drop it: the output is in the run directory"),
+    **dict.fromkeys(("error", "output"), "leave it out: the output is in the run directory"),
     **dict.fromkeys(("export", "export-file"), "use --env NAME=VALUE or --pass-env NAME"),
-    "input": "drop it: the ranks read no standard input",
+    "input": "leave it out: the ranks read no standard input",
     "nodes": "use -N",
     **dict.fromkeys(("ntasks-per-core", "ntasks-per-gpu", "ntasks-per-socket"), _ONE_TASK),
     **dict.fromkeys(
@@ -39,8 +39,8 @@ _OWNED_BY_SBATCH: Final = {
     "no-requeue": "use --set slurm.requeue=false",
     "ntasks": "use -N and --nproc-per-node: Slurm starts one task per node",
     "requeue": (
-        "drop it: clusterrun passes a plain --requeue; --requeue=expedite would hold every job "
-        f"that fails. A site can shorten the wait: {REQUEUE_DELAY}"
+        "leave it out: clusterrun passes a plain --requeue; --requeue=expedite would hold every "
+        f"job that fails; a site can shorten the wait after a requeue: {REQUEUE_DELAY}"
     ),
     "wait": "use 'clusterrun submit --wait'",
     "wrap": "name a script",
@@ -64,8 +64,8 @@ SHORT: Final = {
     **{"l": "label", "r": "relative", "u": "unbuffered"},
 }
 _MEMORY: Final = ("mem", "mem-per-cpu", "mem-per-gpu")
-_WHOLE: Final = ("gpus", "mem", "time")  # although longer names begin with them
-_OF_PYXIS: Final = r"--(no-)?container-(?!id)"
+_NO_BEGINNINGS: Final = ("gpus", "mem", "time")  # although longer names begin with them
+_CONTAINER_OPTION: Final = r"--(no-)?container-(?!id)"  # of Slurm's plugin pyxis
 SBATCH: Final = "sbatch"
 SRUN: Final = "srun"
 _HINTS: Final = {SBATCH: _OWNED_BY_SBATCH, SRUN: _OWNED_BY_SRUN}
@@ -90,9 +90,9 @@ def as_one_word(program: str, args: Iterable[str]) -> tuple[str, ...]:
     """
     words, flag = [], f"--{program}-arg"
     for arg in args:
-        found = re.match(r"(-[A-Za-z]|--[A-Za-z][\w-]*)\s+(?=\S)", arg)
-        join = "=" if arg.startswith("--") else ""
-        word = f"{found[1]}{join}{arg[found.end() :]}" if found else arg
+        option = re.match(r"(-[A-Za-z]|--[A-Za-z][\w-]*)\s+(?=\S)", arg)
+        separator = "=" if arg.startswith("--") else ""
+        word = f"{option[1]}{separator}{arg[option.end() :]}" if option else arg
         # The text of a comment may look like an option.
         if re.search(r"\s(-[A-Za-z]\b|--[a-z])", word) and "comment" not in arg:
             hint = f"write each separately: {flag}=--nice=100 {flag}=--tmp=1G"
@@ -113,31 +113,31 @@ def sets_cpus(arg: str) -> bool:
 def check_options(program: str, args: Iterable[str], lines: Iterable[Directive] = ()) -> None:
     """Refuse options that clusterrun sets itself or that break the launch.
 
-    `lines` are our own directives. Raises UsageError.
+    `lines` are clusterrun's own directives. Raises UsageError for the first problem.
     """
-    ours = sorted({line.name for line in lines})
+    own_names = sorted({line.name for line in lines})
     for arg in args:
-        for text, hint in _problems(program, arg, ours):
+        for text, hint in _problems(program, arg, own_names):
             raise UsageError(f"--{program}-arg {text}", hint=hint)
 
 
-def _problems(program: str, arg: str, ours: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with an option, and what to do; only the first is reported.
+def _problems(program: str, arg: str, own_names: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield each problem of an option, with a hint.
 
-    Slurm accepts the beginning of a long option: --arr for --array.
+    Slurm accepts the beginning of a long option, so --arr is refused like --array.
     """
     if not re.match(r"--?[A-Za-z]", arg):
         text = f"{arg!r} is not an option of {program}"
         yield text, f"write an option as one word: --{program}-arg=--nice=100"
-    if program == SBATCH and re.match(_OF_PYXIS, arg):
+    if program == SBATCH and re.match(_CONTAINER_OPTION, arg):
         yield f"{arg} would also run the batch script in the container", f"use --srun-arg={arg}"
     name, is_long = _option_name(arg), arg.startswith("--")
     for owned, hint in sorted(_HINTS[program].items()):
         if owned == name or (is_long and owned.startswith(name)):
             yield f"{arg} does not apply to a clusterrun job", hint
-    is_memory = name == "mem" or name.startswith("mem-p")
-    for own in ours:
-        is_beginning = is_long and name not in _WHOLE and own.startswith(name)
+    is_memory = name == "mem" or name.startswith("mem-p")  # Slurm takes only one of _MEMORY
+    for own in own_names:
+        is_beginning = is_long and name not in _NO_BEGINNINGS and own.startswith(name)
         if own == name or is_beginning or (is_memory and own in _MEMORY):
             yield f"{arg} duplicates clusterrun's own --{own}", "keep one of them"
 

@@ -97,7 +97,7 @@ class Parallel:
         return max(1, world // self.model)
 
     def decided(self, strategy: Strategy, *, nodes: int, world: int) -> Parallel:
-        """Return all sizes; their product is the world unless they can't multiply to it.
+        """Return all sizes; their product is `world`, the ranks, unless they can't multiply to it.
 
         Nothing is sharded below stage 1. A hybrid has a copy on each node, the others one copy.
 
@@ -105,11 +105,10 @@ class Parallel:
         Parallel(replicate=2, shard=4, context=1, sequence=1, tensor=2)
         """
         data, replicate, shard = self.data(world), self.replicate, self.shard
-        if not shard and not strategy.stage:
-            shard = 1
-        if not shard:
+        if strategy.stage and not shard:
             replicate = replicate or (min(nodes, data) if strategy.is_hybrid else 1)
             shard = max(1, data // replicate)
+        shard = shard or 1
         replicate = replicate or max(1, data // shard)
         return dataclasses.replace(self, replicate=replicate, shard=shard)
 

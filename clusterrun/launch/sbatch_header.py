@@ -133,10 +133,10 @@ def on_interrupt(spec: JobSpec) -> OnInterrupt:
 def warning_s(spec: JobSpec) -> int:
     """Return how many seconds before the time limit the ranks are asked to save.
 
-    A tenth of the limit, within bounds, unless slurm.signal sets it; Slurm may be a minute early.
+    A tenth of the limit, within bounds, or as slurm.signal says; Slurm may signal a minute earlier.
     """
     if spec.signal:
-        match = re.match(_SIGNAL, spec.signal)
+        match = re.match(_SIGNAL, spec.signal)  # None: `signal_request` refuses it
         return int(match[1] or _DEFAULT_SIGNAL_S) if match else _DEFAULT_SIGNAL_S
     if not spec.time_minutes:
         return UNKNOWN_LIMIT_WARNING_S
@@ -144,7 +144,7 @@ def warning_s(spec: JobSpec) -> int:
 
 
 def signal_request(spec: JobSpec) -> str:
-    """Return sbatch's --signal: it warns the conductor alone, which passes it to the head.
+    """Return sbatch's --signal: it warns the batch script alone, which passes it to the head node.
 
     Without B:, Slurm would also signal ranks that do not expect it. Raises UsageError for a signal
     that would end the job without a save, as TERM does.

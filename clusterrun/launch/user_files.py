@@ -39,8 +39,8 @@ class OwnFiles(NamedTuple):
     deepspeed_name: str = ""  # as given
     strategy: Strategy | None = None
     use_cpu: bool = False
-    stated: Precision | None = None  # by the YAML; None: none, or an unknown one
-    allowed: frozenset[Precision] = ANY_PRECISION  # by the JSON
+    stated_in_yaml: Precision | None = None  # None: none, or an unknown one
+    allowed_by_json: frozenset[Precision] = ANY_PRECISION
     accelerate: Mapping[str, Any] = MappingProxyType({})  # the settings of the YAML
     notes: tuple[str, ...] = ()
 
@@ -51,55 +51,56 @@ def read_own_files(spec: JobSpec, facts: Facts) -> OwnFiles:
     Raises ConfigError for a file that cannot be used, UsageError if two of them disagree.
     """
     config = _accelerate_mapping(spec, facts) if spec.accelerate_config else {}
-    name, text = _deepspeed_file(spec, facts)
-    zero = _deepspeed_mapping(name, text) if name else {}
+    json_name, text = _deepspeed_file(spec, facts)
+    deepspeed = _deepspeed_mapping(json_name, text) if json_name else {}
     strategy = _strategy_of_yaml(spec, config) if config else None
-    if zero and config and (strategy is None or not strategy.is_deepspeed):
+    if deepspeed and strategy and not strategy.is_deepspeed:
         has = f"{spec.accelerate_config} has distributed_type {config['distributed_type']}"
-        hint = "write distributed_type: DEEPSPEED in the YAML, or drop one of the two files"
-        raise UsageError(f"{name} is for DeepSpeed, but {has}", hint=hint)
-    _refuse_both(spec, name, config)
-    if zero:
-        section = zero["zero_optimization"]
+        hint = "write distributed_type: DEEPSPEED in the YAML, or leave out one of the two files"
+        raise UsageError(f"{json_name} is for DeepSpeed, but {has}", hint=hint)
+    _refuse_stated_twice(spec, json_name, config)
+    if deepspeed:
+        section = deepspeed["zero_optimization"]
         parts = (_mapping(section.get(f"offload_{part}")) for part in ("optimizer", "param"))
         strategy = _zero_strategy(section.get("stage"), [part.get("device") for part in parts])
     asked = spec.strategy
     is_other = strategy and (strategy.engine, strategy.stage) != (asked.engine, asked.stage)
     if strategy and is_other and asked is not Strategy.DDP:  # DDP may be the default, not a choice
-        means = f"{name or spec.accelerate_config} means {strategy.value}"
-        hint = "drop --strategy: your own file decides"
+        means = f"{json_name or spec.accelerate_config} means {strategy.value}"
+        hint = "leave out --strategy: your own file decides"
         raise UsageError(f"--strategy {asked.value}, but {means}", hint=hint)
     return OwnFiles(
         accelerate_text=facts.accelerate_config_text if config else "",
-        deepspeed_text=text if zero else "",
-        deepspeed_name=name,
-        notes=_notes_on_script(spec, facts, name, strategy),
+        deepspeed_text=text if deepspeed else "",
+        deepspeed_name=json_name,
+        notes=_notes_on_script(spec, facts, json_name, strategy),
         strategy=strategy,
         use_cpu=config.get("use_cpu") is True,
-        stated=_stated_precision(config),
-        allowed=allowed_precisions(zero),
+        stated_in_yaml=_stated_precision(config),
+        allowed_by_json=allowed_precisions(deepspeed),
         accelerate=config,
     )
 
 
-def _refuse_both(spec: JobSpec, name: str, config: dict[str, Any]) -> None:
+def _refuse_stated_twice(spec: JobSpec, json_name: str, config: dict[str, Any]) -> None:
     """Refuse settings of the YAML that accelerate takes from the JSON alone. Raises UsageError."""
-    if name and (both := sorted(_JSON_SAYS_IT & _mapping(config.get("deepspeed_config")).keys())):
+    both = sorted(_JSON_SAYS_IT & _mapping(config.get("deepspeed_config")).keys())
+    if json_name and both:
         has = f"{spec.accelerate_config} has {', '.join(both)}"
         text = f"{has}: accelerate refuses that with a DeepSpeed JSON"
-        raise UsageError(text, hint=f"move it to {name}")
+        raise UsageError(text, hint=f"move it to {json_name}")
 
 
 def _deepspeed_file(spec: JobSpec, facts: Facts) -> tuple[str, str]:
     """Return the DeepSpeed JSON's name and text: that of the launch, else that of the script."""
-    named, adopted = spec.deepspeed_config or "", facts.script_deepspeed_text
-    if not adopted:
+    named, script_text = spec.deepspeed_config or "", facts.script_deepspeed_text
+    if not script_text:
         return named, facts.deepspeed_config_text
-    own = named_json(spec.args) or ""
-    if named and json.loads(adopted) != _deepspeed_mapping(named, facts.deepspeed_config_text):
-        text = f"two DeepSpeed configurations: {named} (launch) and {own} (script's arguments)"
-        raise UsageError(text, hint="drop --deepspeed-config to use the script's own file")
-    return named or own, adopted
+    in_args = named_json(spec.args) or ""
+    if named and json.loads(script_text) != _deepspeed_mapping(named, facts.deepspeed_config_text):
+        text = f"two DeepSpeed configurations: {named} (launch) and {in_args} (script's arguments)"
+        raise UsageError(text, hint="leave out --deepspeed-config to use the script's own file")
+    return named or in_args, script_text
 
 
 def _notes_on_script(
@@ -166,9 +167,9 @@ def _strategy_of_yaml(spec: JobSpec, config: dict[str, Any]) -> Strategy:
 
 
 def _zero_strategy(stage: Any, devices: Sequence[Any]) -> Strategy:
-    """Return the strategy nearest to a stage ("auto" is 2) and the devices that it offloads to."""
+    """Return the strategy nearest to a stage ("auto", None: 2) and the devices it offloads to."""
     if stage in (0, 1):
-        return Strategy.simplest("deepspeed", 1)
+        return Strategy.simplest("deepspeed", 1)  # no strategy at stage 1 offloads; the file may
     offloads = any(device in ("cpu", "nvme") for device in devices)
     return Strategy.simplest("deepspeed", 3 if stage == 3 else 2, offloads=offloads)
 
@@ -196,7 +197,7 @@ def is_for_deepspeed(text: str) -> bool:
     """Return whether a text is a DeepSpeed JSON with a `zero_optimization` section."""
     try:
         return bool(_deepspeed_mapping("", text))
-    except (ConfigError, ValueError):  # a number of thousands of digits
+    except (ConfigError, ValueError):  # ValueError: a number of thousands of digits
         return False
 
 
@@ -221,15 +222,12 @@ def allowed_precisions(config: dict[str, Any]) -> frozenset[Precision]:
     ['fp16', 'no']
     """
     keys = {"fp16": Precision.FP16, "bf16": Precision.BF16, "bfloat16": Precision.BF16}
-    stated = {
-        precision: _mapping(config[key]).get("enabled", False)
-        for key, precision in keys.items()
-        if key in config
-    }
+    stated = {keys[x]: _mapping(config[x]).get("enabled", False) for x in keys if x in config}
     on = frozenset(precision for precision, enabled in stated.items() if enabled is True)
-    # One that is on excludes the others; a file without any allows all.
-    if on or not stated:
-        return on or ANY_PRECISION
+    if not stated:
+        return ANY_PRECISION
+    if on:  # an enabled one excludes the others
+        return on
     if "auto" not in stated.values():
         return frozenset((Precision.NO,))
     return ANY_PRECISION - {precision for precision, enabled in stated.items() if enabled is False}
@@ -251,12 +249,12 @@ def take_world(spec: JobSpec, own: OwnFiles, facts: Facts) -> JobSpec:
     Raises ConfigError for an impossible count and for a key that accelerate does not know.
     """
     _refuse_unknown_keys(spec, own, facts)
-    machines, per_machine = _shape(spec, own)
+    machines, per_machine = _counts_in_yaml(spec, own)
     taken: dict[str, Any] = {"nodes": spec.nodes or machines}
     if per_machine and not (spec.nproc_per_node or spec.gpus_per_node):
         is_one = (spec.nodes or machines or 1) * per_machine == 1
         if own.accelerate["distributed_type"] == "MULTI_GPU" and is_one:
-            hint = 'write num_processes: 2, or distributed_type: "NO" to train on one'
+            hint = 'write num_processes: 2, or distributed_type: "NO" for a single rank'
             raise yaml_error(spec, "distributed_type MULTI_GPU, but num_processes 1", hint)
         taken["nproc_per_node"] = per_machine
     if facts.cluster.scheduler.is_this_machine and not _is_cpu(spec, own):
@@ -272,8 +270,8 @@ def take_world(spec: JobSpec, own: OwnFiles, facts: Facts) -> JobSpec:
 def _refuse_unknown_keys(spec: JobSpec, own: OwnFiles, facts: Facts) -> None:
     """Refuse what accelerate would refuse on the nodes; in its sections it accepts any key."""
     known = facts.accelerate_keys
-    unknown = [key for key in map(str, own.accelerate) if known and key not in known]
-    if unknown:
+    unknown = [key for key in map(str, own.accelerate) if key not in known]
+    if unknown and known:  # not `known`: accelerate's keys could not be read
         near = {key: nearest(key, known) for key in unknown}
         hints = [f"write {name} for {key}" for key, name in near.items() if name]
         version = facts.interpreter.packages.get("accelerate", "")
@@ -286,7 +284,7 @@ def notes_on_file(asked: JobSpec, own: OwnFiles, facts: Facts, world: World) -> 
 
     `asked` is the spec before `take_world`.
     """
-    machines, per_machine = _shape(asked, own)
+    machines, per_machine = _counts_in_yaml(asked, own)
     others = [count(world.nodes, "node")] if machines not in (None, world.nodes) else []
     if per_machine not in (None, world.procs_per_node):
         others.append(f"{count(world.procs_per_node, 'rank')} per node")
@@ -297,29 +295,29 @@ def notes_on_file(asked: JobSpec, own: OwnFiles, facts: Facts, world: World) -> 
             there = f"num_processes {total} on {count(machines or 1, 'machine')}"
         yield f"requested: {', '.join(others)}; {asked.accelerate_config} has {there}"
     # What the launcher passes anyway is not worth a note.
-    harmless = {**_REPLACED, "main_process_port": asked.main_process_port}
+    harmless = {**_REPLACED, "main_process_port": asked.main_process_port}  # the value of each key
     if facts.cluster.scheduler.is_this_machine:
         del harmless["gpu_ids"]  # they choose among the GPUs of this machine
     values = {key: own.accelerate.get(key) for key in harmless}
-    replaced = [f"{key} {x}" for key, x in values.items() if x not in (None, harmless[key])]
+    replaced = [f"{k} {value}" for k, value in values.items() if value not in (None, harmless[k])]
     if replaced:
         yield f"clusterrun replaces settings of {asked.accelerate_config}: {', '.join(replaced)}"
 
 
-def _shape(spec: JobSpec, own: OwnFiles) -> tuple[int | None, int | None]:
+def _counts_in_yaml(spec: JobSpec, own: OwnFiles) -> tuple[int | None, int | None]:
     """Return the number of machines and the ranks of each; None if the file has none."""
     machines, total = (own.accelerate.get(key) for key in ("num_machines", "num_processes"))
     for key, value in (("num_machines", machines), ("num_processes", total)):
         if value is not None and (type(value) is not int or value < 1):  # True is also an int
             text = f"{key} must be a whole number above 0, not {value!r}"
-            raise yaml_error(spec, text, f"write {key}: 2, or omit it")
-    over = machines or spec.nodes or 1
-    if total is not None and total % over:
-        near = max(over, total - total % over)
-        text = f"num_processes {total} can't be divided among {count(over, 'machine')}"
+            raise yaml_error(spec, text, f"write {key}: 2, or leave it out")
+    nodes = machines or spec.nodes or 1
+    if total is not None and total % nodes:
+        near = max(nodes, total - total % nodes)
+        text = f"num_processes {total} can't be divided among {count(nodes, 'machine')}"
         counts = "num_processes counts the ranks of all machines"
-        raise yaml_error(spec, text, f"write {near} or {near + over}: {counts}")
-    return machines, None if total is None else total // over
+        raise yaml_error(spec, text, f"write {near} or {near + nodes}: {counts}")
+    return machines, None if total is None else total // nodes
 
 
 def _is_cpu(spec: JobSpec, own: OwnFiles) -> bool:

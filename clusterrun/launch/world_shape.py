@@ -32,23 +32,23 @@ class World(NamedTuple):
         return self.nodes * self.procs_per_node
 
 
-def decide_world(spec: JobSpec, facts: Facts, *, cpu_by_file: bool = False) -> World:
-    """Count processes and choose their device; `cpu_by_file` is `use_cpu: true` in the user's file.
+def decide_world(spec: JobSpec, facts: Facts, *, yaml_wants_cpu: bool = False) -> World:
+    """Count processes, choose their device; `yaml_wants_cpu`: the user's file has `use_cpu: true`.
 
     Raises UsageError if the request contradicts itself or this machine.
     """
     scheduler = facts.cluster.scheduler
     if spec.gpu_ids is not None and not scheduler.is_this_machine:
-        hint = "pass --gpus-per-node: Slurm, or each host, chooses; or pass --cluster local"
+        hint = "pass --gpus-per-node: Slurm, or each host, chooses them; or pass --cluster local"
         raise UsageError("--gpu-ids chooses among the GPUs of this machine", hint=hint)
     if spec.device is Device.MPS and not (scheduler.is_this_machine and facts.platform == "darwin"):
-        raise UsageError("--device mps needs Apple's GPU, which is not here", hint="drop --device")
+        raise UsageError("--device mps works only on a Mac", hint="leave out --device")
     if scheduler.has_queue:
-        world = _on_slurm(spec, cpu_by_file=cpu_by_file)
+        world = _on_slurm(spec, yaml_wants_cpu=yaml_wants_cpu)
     elif scheduler.has_hosts:
-        world = _on_hosts(spec, facts, cpu_by_file=cpu_by_file)
+        world = _on_hosts(spec, facts, yaml_wants_cpu=yaml_wants_cpu)
     else:
-        world = _on_this_machine(spec, facts, cpu_by_file=cpu_by_file)
+        world = _on_this_machine(spec, facts, yaml_wants_cpu=yaml_wants_cpu)
     check_sharing(world)
     if world.device is Device.MPS and world.size > 1:
         text = f"{world.size} ranks cannot share Apple's GPU"
@@ -57,51 +57,53 @@ def decide_world(spec: JobSpec, facts: Facts, *, cpu_by_file: bool = False) -> W
 
 
 def check_sharing(world: World) -> None:
-    """Refuse more ranks than GPUs. Raises UsageError."""
+    """Refuse more ranks than GPUs; with 0 GPUs, the site adds them. Raises UsageError."""
     if world.device is Device.CUDA and 0 < world.gpus_per_node < world.procs_per_node:
         gpus = count(world.gpus_per_node, "GPU")
-        text = f"{world.procs_per_node} ranks of a node cannot share {gpus}"
         hint = "lower --nproc-per-node or raise --gpus-per-node: NCCL needs a GPU for each rank"
-        raise UsageError(text, hint=hint)
+        raise UsageError(f"{world.procs_per_node} ranks of a node cannot share {gpus}", hint=hint)
 
 
-def _on_slurm(spec: JobSpec, *, cpu_by_file: bool) -> World:
-    """Start a rank for each requested GPU, else one on the CPU, or as many as the options say."""
+def _on_slurm(spec: JobSpec, *, yaml_wants_cpu: bool) -> World:
+    """Decide on a rank for each requested GPU, else one on the CPU, or as many as options say.
+
+    `yaml_wants_cpu`: the user's accelerate YAML has `use_cpu: true`. Raises UsageError.
+    """
     gpus = spec.gpus_per_node or 0
     procs = spec.nproc_per_node or gpus or 1
     device = spec.device
     if device is Device.AUTO:
-        device = Device.CUDA if gpus and not cpu_by_file else Device.CPU
+        device = Device.CUDA if gpus and not yaml_wants_cpu else Device.CPU
     if device is Device.CUDA and not gpus and spec.gpu_request is not GpuRequest.NONE:
         hint = "pass --gpus-per-node COUNT (--set slurm.gpu_request=none if the site adds them)"
         raise UsageError("--device cuda, but no GPU is requested", hint=hint)
     return World(nodes=spec.nodes or 1, procs_per_node=procs, gpus_per_node=gpus, device=device)
 
 
-def _on_hosts(spec: JobSpec, facts: Facts, *, cpu_by_file: bool) -> World:
+def _on_hosts(spec: JobSpec, facts: Facts, *, yaml_wants_cpu: bool) -> World:
     """Take the GPUs of each host from the options or the hostfile; no host is reached yet."""
-    is_auto = spec.device is Device.AUTO
-    is_cpu = spec.device is Device.CPU or (is_auto and (cpu_by_file or spec.gpus_per_node == 0))
-    gpus = spec.gpus_per_node or 0
-    has_ranks = is_cpu and spec.nproc_per_node is not None
-    if spec.gpus_per_node is None and not has_ranks:
-        gpus = slots_per_host(facts.hosts)  # on CPUs, slots are ranks
-    if not gpus and not is_cpu:
-        text = f"how many GPUs each host has is not known ({facts.hosts.source} does not state it)"
+    wants_cpu = yaml_wants_cpu or spec.gpus_per_node == 0  # use_cpu: true, or no GPU wanted
+    is_cpu = spec.device is Device.CPU or (spec.device is Device.AUTO and wants_cpu)
+    slots = spec.gpus_per_node or 0  # of each host: its GPUs, or its ranks on CPUs
+    is_stated = spec.gpus_per_node is not None or (is_cpu and spec.nproc_per_node is not None)
+    if not is_stated:
+        slots = slots_per_host(facts.hosts)
+    if not slots and not is_cpu:
+        text = f"the number of GPUs per host is unknown ({facts.hosts.source} does not state it)"
         raise UsageError(text, hint="pass --gpus-per-node COUNT, or --device cpu")
     nodes = spec.nodes or len(facts.hosts.hosts) - spec.spare_nodes
-    procs = spec.nproc_per_node or gpus or 1
-    gpus, device = (0, Device.CPU) if is_cpu else (gpus, Device.CUDA)
+    procs = spec.nproc_per_node or slots or 1
+    gpus, device = (0, Device.CPU) if is_cpu else (slots, Device.CUDA)
     return World(nodes=nodes, procs_per_node=procs, gpus_per_node=gpus, device=device)
 
 
 def check_gpu_options(spec: JobSpec) -> None:
     """Refuse options for GPUs that are passed to sbatch and srun. Raises UsageError.
 
-    The exception: slurm.gpu_request is none, and the GPUs of a node are counted or not used.
+    With slurm.gpu_request=none they are allowed beside --gpus-per-node or --device.
     """
-    is_counted = spec.gpus_per_node is not None or spec.device is not Device.AUTO
-    if spec.gpu_request is GpuRequest.NONE and is_counted:
+    is_stated = spec.gpus_per_node is not None or spec.device is not Device.AUTO
+    if spec.gpu_request is GpuRequest.NONE and is_stated:
         return
     if asked := next(filter(asks_for_gpus, (*spec.sbatch_args, *spec.srun_args)), ""):
         text = f"clusterrun starts a rank for each GPU, and does not count the GPUs of {asked}"
@@ -110,10 +112,10 @@ def check_gpu_options(spec: JobSpec) -> None:
         raise UsageError(text, hint=("use --gpus-per-node COUNT instead", also))
 
 
-def _on_this_machine(spec: JobSpec, facts: Facts, *, cpu_by_file: bool) -> World:
+def _on_this_machine(spec: JobSpec, facts: Facts, *, yaml_wants_cpu: bool) -> World:
     """Give each simulated node its GPUs of those that may be used here. Raises UsageError."""
     ids = _usable_gpus(spec, facts)
-    device = _local_device(spec, facts, has_gpus=bool(ids), cpu_by_file=cpu_by_file)
+    device = _local_device(spec, facts, has_gpus=bool(ids), yaml_wants_cpu=yaml_wants_cpu)
     nodes = spec.nodes or 1
     if device is not Device.CUDA:
         procs = spec.nproc_per_node or spec.gpus_per_node or 1
@@ -139,7 +141,7 @@ def _usable_gpus(spec: JobSpec, facts: Facts) -> tuple[str, ...]:
     if len(set(ids)) < len(ids):
         raise UsageError(f"--gpu-ids {spec.gpu_ids!r} names a GPU twice", hint="name it once")
     if spec.device is Device.CPU:
-        raise UsageError("--gpu-ids names GPUs and --device cpu uses none", hint="drop one of them")
+        raise UsageError("--gpu-ids names GPUs and --device cpu uses none", hint="keep one of them")
     unknown = [gpu for gpu in ids if gpu not in facts.local_gpus]
     if unknown:
         here = ", ".join(facts.local_gpus) or "none"
@@ -148,11 +150,11 @@ def _usable_gpus(spec: JobSpec, facts: Facts) -> tuple[str, ...]:
     return ids
 
 
-def _local_device(spec: JobSpec, facts: Facts, *, has_gpus: bool, cpu_by_file: bool) -> Device:
+def _local_device(spec: JobSpec, facts: Facts, *, has_gpus: bool, yaml_wants_cpu: bool) -> Device:
     """Choose the GPUs if there are any and they are wanted; Apple's only for a single rank."""
     if spec.device is not Device.AUTO:
         return spec.device
-    if cpu_by_file or spec.gpus_per_node == 0:
+    if yaml_wants_cpu or spec.gpus_per_node == 0:  # use_cpu: true, or no GPU wanted
         return Device.CPU
     if has_gpus:
         return Device.CUDA
@@ -170,7 +172,7 @@ _INSTEAD: Final = {
 
 
 def decide_sizes(spec: JobSpec, own: OwnFiles, strategy: Strategy, world: World) -> Parallel:
-    """Return the size of each way to divide the ranks, those of a YAML of the user's own, too.
+    """Return the sizes of the kinds of parallelism: from the user's accelerate YAML, or options.
 
     Raises UsageError for sizes that don't multiply to the world or that the strategy doesn't have,
     ConfigError for those of the YAML.
@@ -190,9 +192,9 @@ def check_sizes(asked: Parallel, strategy: Strategy, *, nodes: int, world: int) 
             text = f"launch.{field} {size} does not work with --strategy {strategy.value}"
             raise UsageError(text, hint=_INSTEAD[name])
     if world % asked.model:
-        near = max(n for n in range(1, min(asked.model, world + 1)) if world % n == 0)
+        divisor = max(n for n in range(1, min(asked.model, world + 1)) if world % n == 0)
         named = _named(asked, "context", "sequence", "tensor")
-        hint = f"choose sizes with product {near}, or run on a multiple of {asked.model} ranks"
+        hint = f"choose sizes with product {divisor}, or run on a multiple of {asked.model} ranks"
         raise UsageError(f"{named} does not divide {count(world, 'rank')}", hint=hint)
     sizes = asked.decided(strategy, nodes=nodes, world=world)
     _check_product(asked, sizes, nodes=nodes, world=world)
@@ -209,20 +211,20 @@ def _supports(strategy: Strategy, name: str, size: int, world: int) -> bool:
 
 
 def _check_product(asked: Parallel, sizes: Parallel, *, nodes: int, world: int) -> None:
-    """Refuse sizes whose product is not the number of ranks. Raises UsageError."""
+    """Refuse `sizes`, decided from `asked`, if their product is not `world`. Raises UsageError."""
     if sizes.replicate * sizes.shard * sizes.model == world:
         return
-    data = asked.data(world)
     named = _named(asked, "replicate", "shard") or f"a copy on each of {nodes} nodes"
-    each = f" ({world} / {asked.model})" if asked.model > 1 else ""
-    text = f"{named} does not divide {count(data, 'data-parallel rank')}{each}"
+    quotient = f" ({world} / {asked.model})" if asked.model > 1 else ""
+    text = f"{named} does not divide {count(asked.data(world), 'data-parallel rank')}{quotient}"
     raise UsageError(text, hint="set only launch.data_parallel_shard, to a divisor of that number")
 
 
 def _check_shards(sizes: Parallel, strategy: Strategy, world: int) -> None:
     """Refuse what accelerate refuses on the nodes: FSDP without ranks to shard over."""
     # FSDP also shards over context ranks, but accelerate refuses that beside replicas.
-    if world == 1 or sizes.shard > 1 or (sizes.context > 1 and sizes.replicate == 1):
+    shards_context = sizes.context > 1 and sizes.replicate == 1
+    if world == 1 or sizes.shard > 1 or shards_context:
         return
     is_hybrid = strategy.is_hybrid and sizes.model == 1
     what = "shards within a node, and each node has one rank"
@@ -232,38 +234,39 @@ def _check_shards(sizes: Parallel, strategy: Strategy, world: int) -> None:
 
 
 def check_divided_samples(spec: JobSpec, sizes: Parallel, facts: Facts) -> None:
-    """Refuse what would train as if samples were not divided, without an error. Raises UsageError.
+    """Refuse settings with which samples would silently not be divided. Raises UsageError.
 
     Context parallel replaces sdpa alone, and accelerate before 1.12 ignores Ulysses.
     """
     named = values_of(spec.args, "--attn_implementation")
+    accelerate = facts.interpreter.version_of("accelerate")
     if sizes.context > 1 and set(named) - {"sdpa"}:
         text = f"launch.context_parallel can't split attention {named[0]}, which the script uses"
         raise UsageError(text, hint="use --attn_implementation sdpa")
-    if sizes.sequence > 1 and (facts.interpreter.version_of("accelerate") or (1, 12)) < (1, 12):
+    if sizes.sequence > 1 and accelerate is not None and accelerate < (1, 12):
         installed = f"{facts.interpreter.packages['accelerate']} is installed"
         text = f"launch.sequence_parallel needs accelerate 1.12; {installed}"
         raise UsageError(text, hint="upgrade accelerate")
 
 
 def template_sizes(sizes: Parallel, strategy: Strategy) -> dict[str, int]:
-    """Return the keys of accelerate's parallelism_config; nothing if its defaults will do."""
-    is_divided = strategy.is_hybrid or (strategy.is_fsdp and sizes.replicate > 1)
-    if sizes.model == 1 and not is_divided:
+    """Return accelerate's parallelism_config, with both `dp` sizes; {} if its defaults will do."""
+    has_replicas = strategy.is_hybrid or (strategy.is_fsdp and sizes.replicate > 1)
+    if sizes.model == 1 and not has_replicas:
         return {}
     given = {key: getattr(sizes, name) for name, key in SIZES.items()}
-    return {_key(key): size for key, size in given.items() if size > 1 or key.startswith("dp")}
+    return {_in_yaml(key): size for key, size in given.items() if size > 1 or key.startswith("dp")}
 
 
 def _sizes_of_yaml(spec: JobSpec, own: OwnFiles) -> Parallel:
-    """Return the sizes in the YAML, beside which options for sizes are refused."""
+    """Return the sizes in the YAML. Raises UsageError if an option also sets one."""
     for name, key in SIZES.items():
         if getattr(spec, SIZE_FIELDS[name]):
             text = f"launch.{SIZE_FIELDS[name]} cannot be combined with {spec.accelerate_config}"
-            hint = f"write it into that file, under parallelism_config, as {_key(key)}"
+            hint = f"write it into that file, under parallelism_config, as {_in_yaml(key)}"
             raise UsageError(text, hint=hint)
     given = own.accelerate.get("parallelism_config") or {}
-    return Parallel(**{name: _size(spec, given, _key(key)) for name, key in SIZES.items()})
+    return Parallel(**{name: _size(spec, given, _in_yaml(key)) for name, key in SIZES.items()})
 
 
 def _size(spec: JobSpec, given: Mapping[str, Any], key: str) -> int:
@@ -273,7 +276,7 @@ def _size(spec: JobSpec, given: Mapping[str, Any], key: str) -> int:
     raise yaml_error(spec, f"{key} must be a whole number above 0, not {value!r}")
 
 
-def _key(name: str) -> str:
+def _in_yaml(name: str) -> str:
     return f"parallelism_config_{name}_size"
 
 

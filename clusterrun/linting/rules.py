@@ -59,7 +59,7 @@ _OUTPUT = (
 
 # What may be imported without joining the ranks, and what a script that joins them may contain.
 _MODELS = ("diffusers", "huggingface_hub", "peft", "torchmetrics", "transformers")
-_ALONE: Final = ("absl", "click", "clusterrun", "typer", *_MODELS)
+_JOIN_NOTHING: Final = ("absl", "click", "clusterrun", "typer", *_MODELS)
 _MAY_JOIN = r"(?i)distributed|device_mesh|exec\(|importlib|runpy|__import__"
 _TRAINERS = "trainer|trainingarg|accelerat|deepspeed|lightning|tp_plan"
 
@@ -70,9 +70,10 @@ _TRAINERS = "trainer|trainingarg|accelerat|deepspeed|lightning|tp_plan"
     "wrap the model in DistributedDataParallel after init_process_group(), or use accelerate",
 )
 def _never_joins(script: Script, launch: Launch) -> Iterator[Found]:
+    """Find the training step of a script in which no import and no word could join the ranks."""
     if launch.world_size < 2 or launch.strategy == "none":
         return
-    if not is_self_contained(script, also=_ALONE):
+    if not is_self_contained(script, also=_JOIN_NOTHING):
         return
     words = _MAY_JOIN if script.packages.isdisjoint(_MODELS) else f"{_MAY_JOIN}|{_TRAINERS}"
     if re.search(words, re.sub(r"(?m)^\s*#.*", "", script.text)):  # comments may say anything
@@ -87,12 +88,12 @@ def _is_repeated(script: Script, node: ast.AST) -> bool:
     """Return whether a node is in a loop, or in a function that is called in one."""
     seen, nodes = set[ast.AST](), [node]
     while nodes:
-        for parent, _ in script.around(nodes.pop()):
+        for parent, _ in script.ancestors(nodes.pop()):
             if isinstance(parent, ast.For | ast.While):
                 return True
             if isinstance(parent, Function) and parent not in seen:
                 seen.add(parent)
-                is_method = isinstance(next(script.around(parent))[0], ast.ClassDef)
+                is_method = isinstance(script.parents[parent], ast.ClassDef)
                 nodes += script.calls(f".{parent.name}" if is_method else parent.name)
     return False
 
@@ -118,7 +119,7 @@ def _spawns(script: Script, launch: Launch) -> Iterator[Found]:
 def _fixed_address(script: Script, launch: Launch) -> Iterator[Found]:
     if launch.nodes < 2 or launch.is_simulated:
         return
-    for name, value, node in script.settings():
+    for name, value, node in script.environ_assignments():
         if name == "MASTER_ADDR" and re.fullmatch(_LOOPBACK, text_of(value)):
             yield node, f"MASTER_ADDR is set to {text_of(value)}"
     for call in script.certain_calls(INIT):
@@ -133,9 +134,9 @@ def _fixed_address(script: Script, launch: Launch) -> Iterator[Found]:
     "remove it: clusterrun chooses a free port for each job",
 )
 def _fixed_port(script: Script, launch: Launch) -> Iterator[Found]:
-    if launch.shared_port:
+    if launch.shared_port:  # 0: none was chosen, or no other job can be on the nodes
         yield None, f"main_process_port is {launch.shared_port}, and the nodes are shared"
-    for name, value, node in script.settings():
+    for name, value, node in script.environ_assignments():
         number = constant(value)
         if isinstance(value, ast.Call) and script.name(value.func) == "str" and value.args:
             number = constant(value.args[0])
@@ -149,9 +150,9 @@ def _fixed_port(script: Script, launch: Launch) -> Iterator[Found]:
     "remove it: the launcher sets it for each rank",
 )
 def _fixed_rank(script: Script, launch: Launch) -> Iterator[Found]:
-    ranks = {"RANK": launch.world_size, "LOCAL_RANK": launch.ranks_per_node}
-    for name, value, node in script.settings():
-        if ranks.get(name, 1) > 1 and constant(value) is not None:
+    counts = {"RANK": launch.world_size, "LOCAL_RANK": launch.ranks_per_node}
+    for name, value, node in script.environ_assignments():
+        if counts.get(name, 1) > 1 and constant(value) is not None:  # with one rank, it may be 0
             yield node, f"{name} is set to {constant(value)}"
 
 
@@ -161,9 +162,9 @@ def _fixed_rank(script: Script, launch: Launch) -> Iterator[Found]:
     "call init_process_group() without world_size and rank: it reads the launcher's variables",
 )
 def _fixed_world_size(script: Script, launch: Launch) -> Iterator[Found]:
-    if not launch.is_sized:
+    if not launch.is_sized:  # the number of ranks is only assumed
         return
-    for name, value, node in script.settings():
+    for name, value, node in script.environ_assignments():
         fixed = str(constant(value))
         if name == "WORLD_SIZE" and fixed.isdecimal() and int(fixed) != launch.world_size:
             yield node, f"WORLD_SIZE is set to {fixed}, the job has {launch.world_size} ranks"
@@ -179,16 +180,18 @@ def _fixed_world_size(script: Script, launch: Launch) -> Iterator[Found]:
 
 @rule(
     "collective-on-one-rank",
-    "the other ranks never enter it: the ranks wait until the timeout",
+    "the other ranks never enter the collective: the job hangs until the timeout",
     "move it to where all ranks call it",
 )
 def _collective_on_one_rank(script: Script, launch: Launch) -> Iterator[Found]:
     if launch.world_size < 2:
         return
-    joint, may_be_local = list(_joint_calls(script, launch)), launch.ranks_per_node > 1
-    guarded = [x for x in joint if branch_of_one_rank(script, x, may_be_local=may_be_local)]
-    others = (branch.test for x in joint if x not in guarded for branch, _ in script.branches(x))
-    if any(re.search(_NAMES_RANKS, ast.unparse(test)) for test in others):
+    calls = list(_joint_calls(script, launch))
+    may_be_local = launch.ranks_per_node > 1  # else `local_rank == 0` is true on all ranks
+    guarded = [x for x in calls if is_on_one_rank(script, x, may_be_local=may_be_local)]
+    others = [x for x in calls if x not in guarded]
+    tests = (branch.test for call in others for branch, _ in script.branches(call))
+    if any(re.search(_NAMES_RANKS, ast.unparse(test)) for test in tests):
         return  # the other ranks may enter it there
     for call in guarded:
         if not re.search("(?i)group|mesh|pg", ast.unparse(call)):  # a group may be of one rank
@@ -221,8 +224,7 @@ def _joint_calls(script: Script, launch: Launch) -> Iterator[ast.Call]:
 )
 def _data_parallel(script: Script, launch: Launch) -> Iterator[Found]:
     if launch.world_size > 1:
-        names = ("torch.nn.DataParallel", "torch.nn.parallel.DataParallel")
-        for call in script.certain_calls(*names):
+        for call in script.certain_calls("torch.nn.DataParallel", "torch.nn.parallel.DataParallel"):
             yield call, "the model is wrapped in DataParallel"
 
 
@@ -233,17 +235,18 @@ def _data_parallel(script: Script, launch: Launch) -> Iterator[Found]:
     'read int(os.environ["LOCAL_RANK"])',
 )
 def _local_rank_argument(script: Script, launch: Launch) -> Iterator[Found]:
-    reads_it = re.search("LOCAL_RANK|get_local_rank|SLURM_LOCALID|device_count", script.text)
-    uses_it = re.search(r"\.local_rank\b(?!\s*=[^=])", script.text)
+    """Find the argument if the script requires it, or knows its rank from nothing else."""
+    knows_rank = re.search("LOCAL_RANK|get_local_rank|SLURM_LOCALID|device_count", script.text)
+    uses_argument = re.search(r"\.local_rank\b(?!\s*=[^=])", script.text)
     is_needed = is_self_contained(script) and launch.ranks_per_node > 1  # the ranks must differ
-    is_wrong = is_needed and uses_it and not reads_it
+    relies_on_it = is_needed and uses_argument and not knows_rank
     for call in script.calls(".add_argument"):
         flags = {text_of(each) for each in call.args} & {"--local_rank", "--local-rank"}
         is_required = constant(keyword(call, "required")) is True and not script.may_skip(call)
         is_passed = any(word.startswith(tuple(flags)) for word in launch.args)
         if flags and is_required and not is_passed:
             yield call, f"the script requires {min(flags)}"
-        elif flags and not is_required and is_wrong:
+        elif flags and not is_required and relies_on_it:
             yield call, "the local rank is read from an argument"
 
 
@@ -254,13 +257,13 @@ def _local_rank_argument(script: Script, launch: Launch) -> Iterator[Found]:
 )
 def _lightning_size(script: Script, launch: Launch) -> Iterator[Found]:
     names = [f"{package}.{kind}" for package in _LIGHTNING for kind in ("Trainer", "Fabric")]
-    for call in script.certain_calls(*names) if launch.is_sized else ():
-        if has_unknown_arguments(call) or call.args:
-            continue
+    for call in script.certain_calls(*names):
+        if not launch.is_sized or has_unknown_arguments(call) or call.args:
+            continue  # the job's size is only assumed, or Lightning's is not known
         nodes = keyword(call, "num_nodes")
         count, ranks = constant(nodes) if nodes else 1, _devices(call, launch)
         if isinstance(count, int) and ranks and count * ranks != launch.world_size:
-            yield call, f"devices x num_nodes is {ranks} x {count}, the job has {launch.world_size}"
+            yield call, f"Lightning uses {ranks} x {count} ranks, the job has {launch.world_size}"
 
 
 def _devices(call: ast.Call, launch: Launch) -> int:
@@ -278,14 +281,14 @@ def _devices(call: ast.Call, launch: Launch) -> int:
 
 @rule(
     "no-set-epoch",
-    "without it, the sampler shuffles every epoch in the same order",
+    "without set_epoch(), the sampler shuffles every epoch in the same order",
     "call sampler.set_epoch(epoch) at the start of each epoch",
 )
 def _no_set_epoch(script: Script, launch: Launch) -> Iterator[Found]:
     if "set_epoch" in script.text or not _trains_for_epochs(script):
         return
-    names = ("torch.utils.data.DistributedSampler", "torch.utils.data.distributed")
-    for call in script.calls(names[0], f"{names[1]}.DistributedSampler"):
+    names = ("DistributedSampler", "distributed.DistributedSampler")
+    for call in script.calls(*(f"torch.utils.data.{name}" for name in names)):
         shuffle = keyword(call, "shuffle")
         is_shuffled = shuffle is None or constant(shuffle) is True
         is_plain = not has_unknown_arguments(call) and len(call.args) < 4  # the 4th: shuffle
@@ -302,7 +305,7 @@ def _no_set_epoch(script: Script, launch: Launch) -> Iterator[Found]:
 )
 def _no_sampler(script: Script, launch: Launch) -> Iterator[Found]:
     if launch.world_size < 2 or re.search(_SPLITS, script.text):
-        return
+        return  # the script may divide the data itself
     if not any(script.calls(*DDP)) or not _trains_for_epochs(script):
         return
     for call in script.calls(*LOADER):
@@ -326,9 +329,9 @@ def _different_splits(script: Script, launch: Launch) -> Iterator[Found]:
     if launch.world_size < 2 or is_seeded or not joins(script):
         return
     if not is_self_contained(script, also=TRAINING):
-        return
+        return  # what else it imports may set a seed
     for call in script.calls_on_all_ranks(".train_test_split"):
-        is_fixed = keyword(call, "generator") or keyword(call, "shuffle")
+        is_fixed = keyword(call, "generator") or keyword(call, "shuffle")  # shuffle may be False
         if not is_fixed and not has_unknown_arguments(call):
             yield call, "train_test_split() has no seed"
     for call in script.calls_on_all_ranks("torch.utils.data.random_split"):
@@ -347,7 +350,7 @@ def _saves_on_all_ranks(script: Script, launch: Launch) -> Iterator[Found]:
     for call, path in _plain_saves(script):
         is_name = isinstance(path, ast.Name | ast.Attribute)  # of which nothing is known
         is_buffer = re.search("(?i)buf|bytesio", ast.unparse(path))
-        if not (is_name or is_buffer or differs(script, path)):
+        if not (is_name or is_buffer or may_differ_between_ranks(script, path)):
             yield call, f"{script.name(call.func)}() runs on all ranks"
 
 
@@ -358,7 +361,7 @@ def _plain_saves(script: Script) -> Iterator[tuple[ast.Call, ast.expr]]:
         if path is not None:
             yield call, path
     if re.search(_SPLITS_MODEL, script.text):
-        return
+        return  # all ranks must save a model that is split between them
     for call in script.calls_on_all_ranks(".save_pretrained"):
         path = call.args[0] if call.args else keyword(call, "save_directory")
         is_model = re.search("(?i)model", ast.unparse(call.func).removesuffix("save_pretrained"))
@@ -384,12 +387,12 @@ def _starts_launcher(script: Script, launch: Launch) -> Iterator[Found]:
 
 @rule(
     "saves-on-one-machine",
-    "the next attempt, or another node, does not see it",
+    "the next attempt, or another node, does not see the files",
     "save into a directory that all nodes share",
 )
 def _saves_on_one_machine(script: Script, launch: Launch) -> Iterator[Found]:
-    is_kept = re.search(_COPIES, script.text + " ".join(launch.args))
-    if launch.nodes < 2 or launch.is_simulated or is_kept:
+    is_copied = re.search(_COPIES, script.text + " ".join(launch.args))
+    if launch.nodes < 2 or launch.is_simulated or is_copied:
         return
     for name, value in pairs(launch.args):
         if re.fullmatch(_OUTPUT, name) and re.match(ONE_MACHINE, value):
@@ -400,8 +403,9 @@ def _saves_on_one_machine(script: Script, launch: Launch) -> Iterator[Found]:
                 yield call, f"{path} is on the node's own disk"
     for call in script.calls(".TrainingArguments", ".SFTConfig", ".Trainer", ".ModelCheckpoint"):
         for name in ("output_dir", "default_root_dir", "dirpath"):
-            if re.match(ONE_MACHINE, place := text_of(keyword(call, name))):
-                yield call, f"{place} is on the node's own disk"
+            path = text_of(keyword(call, name))
+            if re.match(ONE_MACHINE, path):
+                yield call, f"{path} is on the node's own disk"
 
 
 _COPIES = (
@@ -429,13 +433,13 @@ _RESUMES = r"(?i)\bload\(|load_|resum|restor|checkpoint|ckpt|snapshot|clusterrun
 
 @rule(
     "missing-file",
-    "the job would wait in the queue, and then the ranks would not find it",
+    "the job would wait in the queue, and then the ranks would not find the file",
     "correct the path, which starts from the directory of the submission",
 )
 def _missing_file(script: Script, launch: Launch) -> Iterator[Found]:
-    for path in launch.missing:
+    for path in launch.missing:  # of the accelerate YAML
         if path.rpartition("/")[2] in "\n".join((script.text, *launch.setup)):
-            continue  # it may be written first
+            continue  # the script or setup may write it first
         yield None, f"your accelerate YAML names {path}, which does not exist"
     for call in script.certain_calls(*ARGUMENTS):
         path = text_of(keyword(call, "deepspeed"))
@@ -456,7 +460,7 @@ def joins(script: Script) -> bool:
 _OF_ONE_RANK = "(?i)rank|host|pid|uuid|te?mp|time|node|process_index|random"
 
 
-def differs(script: Script, node: ast.AST) -> bool:
+def may_differ_between_ranks(script: Script, node: ast.AST) -> bool:
     """Return whether an expression, or what its names stand for, may differ between ranks."""
     expressions, seen = [node], set[str]()
     while expressions:
@@ -496,10 +500,10 @@ _ONE_RANK = rf"{_NUMBER} == 0|not {_NUMBER}|{_TEXT} == '0'|{_MAIN}"
 _NAMES_RANKS = "(?i)rank|main|master|primary|leader|chief|root"
 
 
-def branch_of_one_rank(script: Script, node: ast.AST, *, may_be_local: bool = True) -> bool:
-    """Return whether the innermost `if` around a node chooses one rank (`may_be_local`: per node).
+def is_on_one_rank(script: Script, node: ast.AST, *, may_be_local: bool = True) -> bool:
+    """Return whether the innermost `if` around a node chooses one rank, or one per node.
 
-    An `if` with an `else` does not count: the other ranks may do the same there.
+    One per node is enough if `may_be_local`. With an `else`, the other ranks may do the same there.
     """
     branch, child = next(script.branches(node), (None, None))
     if branch is None or child not in branch.body or branch.orelse:

@@ -29,7 +29,7 @@ TRAINING: Final = (
 _OF_PROGRESS = (
     r"epochs?|steps?|iters?|iterations?|batch(?:es)?|every|freq(?:uency)?|interval|best|acc\w*|loss"
     r"|val|metric|score|prec\d*|total|max|min|last|completed|current|start|end|global|train|args?"
-    r"|config|cfg|opts?|len|range|is|n|i|j|idx|it|self"
+    r"|config|cfg|opts?|len|range|is|n|i|j|idx|it|self|save"
 )
 _HARMLESS_CONTEXTS = ("torch.no_grad", "torch.inference_mode", "torch.enable_grad", "open")
 ENVIRON = "os.environ"
@@ -47,16 +47,16 @@ class Script:
         self.tree = ast.parse(source)
         self.text = source.decode(errors="replace")
         self.lines = self.text.splitlines()
-        self._parents: dict[ast.AST, ast.AST] = {}
-        self._names: dict[str, str] = {}
-        self._calls: defaultdict[str, list[ast.Call]] = defaultdict(list)
+        self.parents: dict[ast.AST, ast.AST] = {}  # by child
+        self._names: dict[str, str] = {}  # the full names of what is imported, by name
+        self._calls: defaultdict[str, list[ast.Call]] = defaultdict(list)  # by called name
         self.nodes = tuple(ast.walk(self.tree))
         for node in self.nodes:
-            self._parents.update((child, node) for child in ast.iter_child_nodes(node))
+            self.parents.update((child, node) for child in ast.iter_child_nodes(node))
             self._names.update(_imported(node))
         for node in self.nodes:
             if isinstance(node, ast.Call):
-                self._calls[self.name(node.func)].append(node)
+                self._calls[self.name(node.func)].append(node)  # `name` needs all of `_names`
 
     @cached_property
     def packages(self) -> frozenset[str]:
@@ -96,8 +96,8 @@ class Script:
         """Yield the calls that each rank makes if one does."""
         return (call for call in self.calls(*names) if not self.may_skip(call, some_ranks=True))
 
-    def settings(self) -> Iterator[tuple[str, ast.expr, ast.AST]]:
-        """Yield what is assigned to `os.environ` in any case: variable, value, statement.
+    def environ_assignments(self) -> Iterator[tuple[str, ast.expr, ast.AST]]:
+        """Yield each unconditional assignment to `os.environ`: variable, value, statement.
 
         `setdefault` is left out: it keeps the variable of the launcher.
         """
@@ -110,7 +110,7 @@ class Script:
 
     @cached_property
     def values(self) -> Mapping[str, list[ast.AST]]:
-        """What a name gets its value from: an argument from calls, a function from its body."""
+        """The nodes that give a name its value: of an argument, calls; of a function, its `def`."""
         found: defaultdict[str, list[ast.AST]] = defaultdict(list)
         for node in self.nodes:
             match node:
@@ -120,26 +120,26 @@ class Script:
                     | ast.For(target=target, iter=value)
                     | ast.withitem(optional_vars=ast.expr() as target, context_expr=value)
                 ):
-                    pass
+                    pass  # each name in `target` gets all of `value`, even an index
                 case ast.FunctionDef(name=name, args=target):
                     found[name].append(node)
-                    # An argument has the value that a caller passes.
+                    # What callers pass: each argument gets all calls by that name, as one node.
                     value = ast.Tuple(elts=[*self.calls(name, f".{name}")])
                 case _:
-                    continue
-            for each in ast.walk(target):  # names, attributes and arguments
+                    continue  # annotated assignments and `:=` are not followed
+            for each in ast.walk(target):  # names, attributes and arguments; all else under ""
                 found[self.name(each) or getattr(each, "arg", "")].append(value)
         return found
 
-    def around(self, node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
-        """Yield what encloses a node, the innermost first, each with its child on the way there."""
-        while (parent := self._parents.get(node)) is not None:
+    def ancestors(self, node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
+        """Yield the ancestors of a node, the innermost first, each with its child on the path."""
+        while (parent := self.parents.get(node)) is not None:
             yield parent, node
             node = parent
 
     def branches(self, node: ast.AST) -> Iterator[tuple[ast.If, ast.AST]]:
-        """Yield each `if` around a node in its function, as `around` does."""
-        for parent, child in self.around(node):
+        """Yield each `if` around a node in its function, as `ancestors` does."""
+        for parent, child in self.ancestors(node):
             if isinstance(parent, Function):
                 return
             if isinstance(parent, ast.If):
@@ -148,23 +148,23 @@ class Script:
     def may_skip(
         self, node: ast.AST, *, some_ranks: bool = False, seen: set[ast.AST] | None = None
     ) -> bool:
-        """Return whether a node may not run: for a branch, an early return, its function's callers.
+        """Return whether a node may not run: due to a branch, an early exit, or who calls it.
 
-        A function that this file does not call may not run. `some_ranks`: whether some ranks may
-        skip it while others run it: decorators and contexts count, too, but no test of how far the
-        training is, or how good. `seen`: the functions on the way to this call.
+        A function that this file does not call may not run. `some_ranks`: ask whether some ranks
+        may skip the node while others run it. Decorators and contexts then count, too, but tests of
+        the training's progress or quality don't. `seen`: the functions that were looked at before.
         """
         seen = set() if seen is None else seen
-        for parent, child in self.around(node):
+        for parent, child in self.ancestors(node):
             decides = self._may_choose_ranks if some_ranks else _is_conditional
-            if decides(parent, child) or self._is_left_before(parent, child, some_ranks=some_ranks):
+            if decides(parent, child) or self._exits_before(parent, child, some_ranks=some_ranks):
                 return True
             if isinstance(parent, Function):
-                if parent in seen:  # it calls itself, or was judged before
+                if parent in seen:  # it calls itself, or was already found to be skippable
                     return True
                 seen.add(parent)
-                place = next(self.around(parent))[0] if parent.name == "__init__" else parent
-                name = getattr(place, "name", "?")  # of the function, or of the class
+                called = self.parents[parent] if parent.name == "__init__" else parent
+                name = getattr(called, "name", "?")  # of the function, or of the class
                 calls = self.calls(name, f".{name}")
                 return all(self.may_skip(x, some_ranks=some_ranks, seen=seen) for x in calls)
         return False
@@ -184,26 +184,29 @@ class Script:
                 deciding = [parent.subject]
             case _:
                 return False
-        return not all(self._is_of_progress(each) for each in deciding)
+        return not all(self._cannot_choose_ranks(each) for each in deciding)
 
-    def _is_of_progress(self, test: ast.expr) -> bool:
-        """Return whether an expression cannot choose ranks: all its words are of the progress."""
+    def _cannot_choose_ranks(self, test: ast.expr) -> bool:
+        """Return whether a test can't choose ranks: its words are about the training's progress."""
         if isinstance(test, ast.Call) and self.name(test.func) in _HARMLESS_CONTEXTS:
             return True
         names = {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
         names |= {node.attr for node in ast.walk(test) if isinstance(node, ast.Attribute)}
-        words = [word for name in names for word in name.lower().split("_") if word != "save"]
+        words = [word for name in names for word in name.lower().split("_")]
         return all(re.fullmatch(_OF_PROGRESS, word) for word in words)
 
-    def _is_left_before(self, parent: ast.AST, child: ast.AST, *, some_ranks: bool) -> bool:
-        """Return whether an `if` before a node may have left its block, as for `may_skip`."""
+    def _exits_before(self, parent: ast.AST, child: ast.AST, *, some_ranks: bool) -> bool:
+        """Return whether an `if` before `child` may leave its block.
+
+        With `some_ranks`, only a test that may choose ranks counts.
+        """
         for field in ("body", "orelse", "finalbody"):
             block = getattr(parent, field, None)
             if isinstance(block, list) and child in block:
                 return any(
                     isinstance(each, ast.If)
                     and any(isinstance(jump, _JUMPS) for jump in each.body)
-                    and not (some_ranks and self._is_of_progress(each.test))
+                    and not (some_ranks and self._cannot_choose_ranks(each.test))
                     for each in block[: block.index(child)]
                 )
         return False
@@ -220,7 +223,7 @@ def _is_conditional(parent: ast.AST, child: ast.AST) -> bool:
     tests = ast.walk(parent.test) if isinstance(parent, ast.If) else ()
     if any(isinstance(node, ast.Name) and node.id == "__name__" for node in tests):
         return False
-    return isinstance(parent, _BRANCHES) and child is not vars(parent).get("test")  # tests run
+    return isinstance(parent, _BRANCHES) and child is not vars(parent).get("test")  # a test runs
 
 
 def keyword(call: ast.Call, name: str) -> ast.expr | None:
@@ -247,7 +250,7 @@ def text_of(node: ast.AST | None) -> str:
 
 
 def _imported(node: ast.AST) -> Iterator[tuple[str, str]]:
-    """Yield the names that an import binds, with what they stand for."""
+    """Yield the names that an import binds, with what they stand for, if that is not the same."""
     if isinstance(node, ast.Import):
         for alias in node.names:
             if alias.asname:
@@ -262,7 +265,7 @@ def _imported(node: ast.AST) -> Iterator[tuple[str, str]]:
 _PARSERS: Final = ("absl", "argparse", "click", "docopt", "optparse", "typer")
 _HARMLESS: Final = {*KNOWN, *TRAINING, *_PARSERS, "clusterrun", "huggingface_hub", "torchmetrics"}
 # Parsers of other packages: they have none of our options, but the script may have any.
-_LIBRARIES: Final = {"draccus", "fire", "hydra", "jsonargparse", "simple_parsing", "tyro"}
+_FOREIGN_PARSERS: Final = {"draccus", "fire", "hydra", "jsonargparse", "simple_parsing", "tyro"}
 _TAKES_ANY: Final = (
     r"parse_known_\w*args|REMAINDER|nargs *= *.\.\.\.|(?:ignore_unknown|allow_extra)_\w+"
     r"|return_remaining_\w+|\.from_cli\(|\bexec\(|\brunpy\b|import_module\([^)]*\)\.\w+\("
@@ -280,28 +283,30 @@ _OF_LIBRARY: Final = (
 
 
 class ScriptOptions:
-    """A script's options, from the modules of its project; packages in `own` hide no others."""
+    """A script's options, from the modules of its project; packages in `known` add no others."""
 
-    def __init__(self, modules: Sequence[Script], own: Collection[str]) -> None:
+    def __init__(self, modules: Sequence[Script], known: Collection[str]) -> None:
         packages = {name for module in modules for name in module.packages}
-        foreign = packages - {*_HARMLESS, *own, "."}
+        foreign = packages - {*_HARMLESS, *known, "."}  # which may have options of their own
         text = "\n".join(module.text for module in modules)
-        parses = not packages.isdisjoint(_PARSERS)
-        is_of_library = bool(foreign or re.search(_OF_LIBRARY, text))
-        self.has_parser = parses or is_of_library  # it may parse its arguments
+        has_known_parser = not packages.isdisjoint(_PARSERS)
+        others_may_add = bool(foreign or re.search(_OF_LIBRARY, text))  # options of their own
+        self.has_parser = has_known_parser or others_may_add  # it may parse its arguments
         self.takes_any = bool(  # any word may be an option
-            not modules
-            or re.search(_TAKES_ANY, text)
-            or _may_parse_elsewhere(modules, packages, foreign - _LIBRARIES, text)
-            or (not parses and re.search(_READS_WORDS, text))
-            or not all(map(_is_literal, modules))
+            not modules  # none could be read
+            or re.search(_TAKES_ANY, text)  # such as parse_known_args()
+            or _may_parse_elsewhere(modules, packages, foreign - _FOREIGN_PARSERS, text)
+            or (not has_known_parser and re.search(_READS_WORDS, text))  # such as sys.argv
+            or not all(map(_has_only_literal_options, modules))  # some are computed
         )
-        self.are_visible = not (is_of_library or self.takes_any)  # the sources name all options
-        has_names = not self.are_visible or not packages.isdisjoint(("absl", "typer"))
-        self._words = {word.replace("_", "-") for m in modules for word in _words(m, has_names)}
+        self.are_visible = not (others_may_add or self.takes_any)  # the sources name all options
+        has_bare_names = not packages.isdisjoint(("absl", "typer"))  # of options, without dashes
+        with_names = not self.are_visible or has_bare_names
+        words = (word for module in modules for word in _words(module, with_names=with_names))
+        self._words = {word.replace("_", "-") for word in words}
 
     def may_have(self, option: str) -> bool:
-        """Return whether the sources name an option, a longer one, or a field of this name."""
+        """Return whether the sources name an option, one that it shortens, or a field (`lr`)."""
         name = option.replace("_", "-")
         if not name.startswith("--"):
             return any(each.startswith(name) or each == name[1:] for each in self._words)
@@ -312,13 +317,14 @@ def _may_parse_elsewhere(
     modules: Sequence[Script], packages: Collection[str], unread: Collection[str], text: str
 ) -> bool:
     """Return whether one of the `unread` packages may add options to those of the modules."""
+    # Fire makes options of any function; `parents=` adds those of another parser.
     if unread and ("fire" in packages or re.search(_JOINS_ANOTHER, text)):
         return True
-    names = {module.name(node) for module in modules for node in module.nodes}
+    names = {module.name(node) for module in modules for node in module.nodes}  # such as `x.main`
     return any(n.partition(".")[0] in unread and re.search(_RUNS_ANOTHER, n) for n in names)
 
 
-def _is_literal(script: Script) -> bool:
+def _has_only_literal_options(script: Script) -> bool:
     """Return whether all options that a script adds to a parser are written out."""
     adders = (".add_argument", ".add_option", "click.option")
     calls = [*script.calls(*adders)]
@@ -327,13 +333,13 @@ def _is_literal(script: Script) -> bool:
     return named == len(calls) and all(text_of(name) for call in calls for name in call.args)
 
 
-def _words(script: Script, has_names: bool) -> Iterator[str]:
-    """Yield literal options and fields of classes; with `has_names` also parameters and words."""
+def _words(script: Script, *, with_names: bool) -> Iterator[str]:
+    """Yield literal options and fields of classes; `with_names`, also parameters and all texts."""
     for node in script.nodes:
         text = text_of(node)
         if not re.search(r"\s", text) or "docopt" in script.packages:  # which reads its usage
             yield from re.findall(r"(?<![\w-])--?\w[\w-]*", text)
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             yield node.target.id
-        if has_names:
+        if with_names:
             yield node.arg if isinstance(node, ast.arg) else text

@@ -56,7 +56,7 @@ def counters_in(line: str, at: float) -> list[Counter]:
     first: int | None = None  # where the first counter begins
     for match in () if NINJA.search(low) else COUNTER.finditer(low):
         word, begin = match["word"] or "", match.start()
-        group = next(group for group in ("n", "bare", "pair") if match[group])  # that matched
+        group = next(name for name in ("n", "bare", "pair") if match[name])  # the one that matched
         number, total = _whole(match[group]), _whole(match["total"] or match["of"] or "")
         is_epoch = word.startswith("ep")
         # Only epochs have a fraction, and no count exceeds its total.
@@ -67,13 +67,11 @@ def counters_in(line: str, at: float) -> list[Counter]:
         after = following[0] if following else ""
         # Mostly the words before a counter name the work, but also: "batch 5/9 saving".
         around = f"{head} {after}" if after.endswith("ing") else head
-        side = _SIDE_WORK.search(around)
+        side_work = _SIDE_WORK.search(around)
         label = line[first : match.start(group)].strip(" :=#[('\"|")
-        level = 2 if total else 1
-        if is_epoch:
-            level = 0
+        level = 0 if is_epoch else 2 if total else 1  # the highest of nested bars is shown
         bar = Bar(
-            description=(around[side.start() :] if side else label)[:SHOWN_LETTERS],
+            description=(around[side_work.start() :] if side_work else label)[:SHOWN_LETTERS],
             count=number + float(match["part"]) if match["part"] else number,
             total=total or None,
             rate_per_s=None,
@@ -83,7 +81,7 @@ def counters_in(line: str, at: float) -> list[Counter]:
         )
         position = (*(each.bar.count for each in found), bar.count)
         shape = (re.sub(r"[\W\d_]+", "", head), word, after)
-        found.append(Counter(bar, position, shape, side is not None))
+        found.append(Counter(bar, position, shape, is_side=side_work is not None))
     return found
 
 
@@ -179,12 +177,14 @@ class _Rise:
     def see(self, counter: Counter) -> None:
         """Take the counter of the next line; one that fell back, as in a new epoch, began anew."""
         before, self._position = self._position, counter.position
-        if before == counter.position:
+        if before == counter.position:  # it has not moved
             return
-        bar, is_set_back = counter.bar, counter.position < before
-        if is_set_back or bar.count <= before[-1]:
+        bar = counter.bar
+        is_set_back = counter.position < before  # or the first line
+        is_new_epoch = bar.count <= before[-1]  # "epoch 2, step 1": only the last number fell
+        if is_set_back or is_new_epoch:
             self._began = (bar.count, bar.moved_at)
-        # Other work than the training's is shown only with its total.
+        # A counter has to rise to be shown; other work than the training's also needs a total.
         if is_set_back or (counter.is_side and bar.total is None):
             return
         number, since = self._began
@@ -203,7 +203,7 @@ def _best(bars: list[Bar]) -> Bar | None:
     steps = [bar for bar in training if not _SIDE_WORK.search(bar.description)]
     chosen = [bar for bar in live if bar in steps] or live or steps
     newest = max((bar.moved_at for bar in chosen), default=0.0)
-    near = [bar for bar in chosen if newest - bar.moved_at <= NEAR_S]
+    near = [bar for bar in chosen if newest - bar.moved_at <= NEAR_S]  # those that may be nested
     # Of equals, the last one that was drawn.
     return max(reversed(near), key=lambda bar: (bar.level, bar.total or bar.count), default=None)
 

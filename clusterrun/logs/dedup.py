@@ -68,7 +68,7 @@ class Copies:
         self.count += 1
         if line.epoch_us > self.last_us:
             self.last_us = line.epoch_us
-        if numbers is not self.numbers and numbers != self.numbers:  # `_shape` is cached
+        if numbers is not self.numbers and numbers != self.numbers:  # `_shape` caches its lists
             pairs = enumerate(zip(numbers, self.numbers, strict=True))
             self.varying |= {place for place, (one, other) in pairs if one != other}
 
@@ -90,16 +90,16 @@ class Dedup:
         self._queued_chars = 0
         # Copies in the queue: a rank's nth line with a text is in its nth entry.
         self._open: dict[tuple[Stream, str], list[Copies]] = {}
-        self._now_us = self._due_us = 0
+        self._now_us = self._due_us = 0  # in log time; no text is due before `_due_us`
 
     def feed(self, line: LogLine, body: str) -> None:
         """Take a line; first write the lines that have waited long enough."""
         if line.epoch_us > self._now_us:
             self._now_us = line.epoch_us
             if self._now_us >= self._due_us:
-                self._release()
+                self._release()  # sets _due_us
         copies = self._add_to_copies(line, body)
-        if line is not copies.line and copies.is_folded:
+        if line is not copies.line and copies.is_folded:  # the first copy, queued, stands for all
             return
         if not self._queue:
             self._due_us = self._now_us + QUIET_US
@@ -110,10 +110,10 @@ class Dedup:
 
     def _add_to_copies(self, line: LogLine, body: str) -> Copies:
         """Add a line to the first copies without one of its writer, or begin new ones."""
-        number = line.rank
-        if number is None or number >= self._world_size:  # a rank of a damaged file
-            number = self._nodes.setdefault(line.node, len(self._nodes))
-        writer = 1 << number
+        bit = line.rank
+        if bit is None or bit >= self._world_size:  # no rank, or one of a damaged file
+            bit = self._nodes.setdefault(line.node, len(self._nodes))
+        writer = 1 << bit
         key, numbers = _shape(body)
         same = self._open.setdefault((line.stream, key), [])
         nth = 0
@@ -136,7 +136,7 @@ class Dedup:
         quiet_us, old_us = self._now_us - QUIET_US, self._now_us - WINDOW_US
         while queue:
             copies, line, body = queue[0]
-            if copies.is_open:
+            if copies.is_open:  # it may still get copies
                 began_us = copies.line.epoch_us
                 may_wait = copies.last_us > quiet_us and began_us > old_us and not is_last
                 if may_wait and len(queue) <= HELD_LINES and self._queued_chars <= HELD_CHARS:
@@ -147,7 +147,7 @@ class Dedup:
             self._queued_chars -= len(body)
             if not copies.is_folded:
                 self._write(line, body, None)
-            elif line is copies.line:
+            elif line is copies.line:  # it stands for all; further copies are dropped
                 self._write(line, copies.text, copies)
 
     def _close(self, copies: Copies) -> None:
@@ -168,11 +168,11 @@ class LineCount:
     def __init__(self, *, folded: bool) -> None:
         self.count = 0
         self._folded = folded
-        self._counted: dict[tuple[Stream, str], tuple[int, set[int | str]]] = {}
+        self._counted: dict[tuple[Stream, str], tuple[int, set[int | str]]] = {}  # time, writers
         self._sources: set[Speaker] = set()
 
     def add(self, line: LogLine) -> None:
-        """Add the next older line."""
+        """Add the next older line. If it is folded into one that was counted, it does not count."""
         source = (line.node, line.rank, line.stream)
         if line.partial and source in self._sources:
             return  # a newer line continues it, and was counted
@@ -196,11 +196,11 @@ def _shape(body: str) -> tuple[str, Sequence[str]]:
     if "\n" not in body:
         low = body.lower()
         words = "step" in low or "loss" in low or "epoch" in low or "it/s" in low or "s/it" in low
-        if words and _PROGRESS.search(low):  # people compare these numbers
+        if words and _PROGRESS.search(low):  # people compare the numbers of ranks: keep them
             return body, ()
     texts, numbers = _split(body)
     key = _SEPARATOR.join(texts)
-    if not numbers or not (key[0].isalpha() or _LETTER.search(key)):  # none, or only numbers
+    if not numbers or not (key[0].isalpha() or _LETTER.search(key)):  # no numbers, or no letters
         return body, ()
     return key, numbers
 
@@ -224,7 +224,7 @@ class Tracebacks:
         if not self._open and "Traceback (most" not in body:
             self.take(line, body)
             return
-        while self._open:  # in the order in which they began
+        while self._open:  # first pass on tracebacks that have waited too long, the oldest first
             oldest, (first, _) = next(iter(self._open.items()))
             if line.epoch_us - first.epoch_us <= TRACEBACK_US:
                 break

@@ -84,8 +84,8 @@ def follow(
         if is_chosen and later:
             return
         for number in later:
-            following = replace(query, since_us=None)
-            current = _Attempt(catalogue=catalogue, number=number, query=following)
+            without_since = replace(query, since_us=None)  # a later attempt is read from its start
+            current = _Attempt(catalogue=catalogue, number=number, query=without_since)
             yield NewAttempt(attempt=number)
             yield from current.new_lines(last=has_ended or number < later[-1])
         if has_ended:
@@ -125,10 +125,11 @@ class _Attempt:
         yield from lines
 
     def advance(self, *, last: bool) -> list[Source]:
-        """Return what was written since the last poll; the `last` poll also takes a torn line."""
+        """Return what was written since the previous poll; if `last`, also an unfinished line."""
         stretches = []
         paths = [place.source.file.path for place in self.places]
-        stats = [stat_file(path, fresh=last) for path in paths]  # before any file is read
+        # Take all sizes at about one moment, before any file is read: that keeps lines in order.
+        stats = [stat_file(path, fresh=last) for path in paths]
         for place, path, found in zip(self.places, paths, stats, strict=True):
             if found is None:
                 continue
@@ -155,7 +156,7 @@ class _Attempt:
     def _in_order(self, lines: Iterable[LogLine], *, holds: bool) -> Iterator[LogLine]:
         """Hold the newest lines until the next poll: another node's may belong before them."""
         waiting, held = self._held, deque[LogLine]()
-        self._held = held
+        self._held = held  # filled below; what is left in it waits
         for line in heapq.merge(waiting, lines, key=_time):
             held.append(line)
             while held[0].epoch_us < line.epoch_us - REORDER_US or len(held) > MAX_HELD:

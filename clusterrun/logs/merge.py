@@ -74,10 +74,8 @@ def merge_rounds(sources: Iterable[Source]) -> Iterator[list[LogLine]]:
     block_bytes = _BLOCK_BUDGET_BYTES // max(len(sources), 1)
     block_bytes = min(max(block_bytes, _MIN_BLOCK_BYTES), _MAX_BLOCK_BYTES)
     with OpenFiles() as files:
-        live = [
-            Reader(source, number_of[source.file.node], files, block_bytes)
-            for source in sorted(sources, key=lambda source: number_of[source.file.node])
-        ]
+        sources.sort(key=lambda source: number_of[source.file.node])
+        live = [Reader(each, number_of[each.file.node], files, block_bytes) for each in sources]
         while live:
             batch: list[LogLine] = []
             with no_collection():
@@ -102,8 +100,8 @@ def no_collection() -> Iterator[None]:
     try:
         yield
     finally:
-        if gc.get_freeze_count() == 0:  # else other code uses it
-            gc.freeze()  # together they make all lines old without visiting them
+        if gc.get_freeze_count() == 0:  # no other code has frozen objects
+            gc.freeze()  # the two calls make all lines old without visiting them
             gc.unfreeze()
         if was_enabled:
             gc.enable()
@@ -118,9 +116,9 @@ def number_nodes(sources: Iterable[Source]) -> dict[str, int]:
 def _read_ahead(live: list[Reader]) -> None:
     """Read blocks of the files, so that a round passes on many lines, within the memory bound.
 
-    First read a block of each file without waiting lines. A line longer than a block is read only
-    if there is room for it, or if the round waits for its file. Then read the files that lag
-    behind, up to the median of all; the one furthest behind even without room.
+    First read a block of each file without waiting lines; a line longer than a block (`long_bytes`)
+    only if there is room for it, or if the round waits for its file. Then read the files that lag
+    behind, up to the median of all. Read the one furthest behind even if there is no room.
     """
     hindmost = min(live, key=lambda reader: reader.reached)
     room = MAX_HELD_BYTES - sum(reader.held_bytes for reader in live)
@@ -177,11 +175,11 @@ class Reader:
         self.long_bytes = 0  # to read at once if the next line is longer than a block
         self._line_bytes = 0  # the memory that one of `lines` takes
         self.lines: list[LogLine] = []
-        self.near = BEFORE_ALL  # the last stamp
+        self.newest_stamp = BEFORE_ALL  # of what was read
         # The next line's place in its node's log.
         self._place = 0 if self._kind is FileKind.ERRORS else source.start
         # All unread lines come after this.
-        self.reached: Place = (int(self.near), number, 0)
+        self.reached: Place = (int(self.newest_stamp), number, 0)
         self.is_done = False
 
     @property
@@ -197,10 +195,10 @@ class Reader:
         data = self._files.read(self._source.file.path, self._position, size)
         is_last = len(data) < size or self._position + size >= self._source.end
         whole = len(data) if is_last else data.rfind(b"\n") + 1
-        used, picked = self._pick(data, whole, self._position)
+        used, picked = self._pick(data, whole, self._position)  # sets newest_stamp and _place
         self._position += used
         self.is_done = is_last and used >= whole
-        self.reached = (int(self.near), self._number, self._place)
+        self.reached = (int(self.newest_stamp), self._number, self._place)
         if self.is_done:
             self.reached = _AT_THE_END
         self.long_bytes = 0 if used else 2 * len(data)  # not one whole line: read more
@@ -220,9 +218,10 @@ class Reader:
         return OBJECT_BYTES + text_bytes
 
     def _pick(self, data: bytes, whole: int, offset: int) -> tuple[int, list[LogLine]]:
-        """Pick wanted lines until there are enough; return how many bytes were used, and them.
+        """Pick wanted lines until there are enough; return the number of bytes used, and the lines.
 
-        The first `whole` bytes are whole lines; the rest is torn, or too long to be a line.
+        `data` begins at `offset`. Its first `whole` bytes are whole lines; the rest is torn, or too
+        long to be a line. Also move `newest_stamp` and `_place` past what was used.
         """
         picked: list[LogLine] = []
         start, lines, literals = 0, data[:whole], self._source.literals
@@ -244,7 +243,7 @@ class Reader:
     def _advance(self, data: bytes, offset: int) -> None:
         """Note the last stamp of `data`, which was read at `offset`, and the place after it."""
         if self._kind is not FileKind.PLAIN:
-            self.near = max(self.near, last_stamp(data) or self.near)
+            self.newest_stamp = max(self.newest_stamp, last_stamp(data) or self.newest_stamp)
         if self._kind is not FileKind.ERRORS:  # the lines of a side file name theirs
             self._place = offset + len(data)
 
@@ -271,26 +270,26 @@ class Reader:
         return lines
 
     def _add(self, lines: list[LogLine], data: bytes, offset: int) -> None:
-        """Add the wanted lines of `data`, which begins at `offset`, and set `near`.
+        """Add the wanted lines of `data`, which begins at `offset`, and set `newest_stamp`.
 
         A line whose stamp runs backwards gets the time of the line before it. So does a line
         without a head (a torn write, a hole), which is attributed to the launcher.
         """
         add, new, heads, torn = lines.append, tuple.__new__, self._heads, self._takes_torn
-        node, near, near_us = self._source.file.node, self.near, int(self.near)
+        node, newest, newest_us = self._source.file.node, self.newest_stamp, int(self.newest_stamp)
         for raw in data.split(b"\n"):
             cut = raw.find(b" ", 17) + 3  # after `<16 digits> <rank> <letter> `
             head = heads[raw[16:cut]]
-            if head is not None and ((stamp := raw[:16]) == near or stamp.isdigit()):
-                if stamp > near:
-                    near, near_us = stamp, int(stamp)
+            if head is not None and ((stamp := raw[:16]) == newest or stamp.isdigit()):
+                if stamp > newest:
+                    newest, newest_us = stamp, int(stamp)
                 wanted, rank, stream, partial = head
                 if wanted:
-                    add(new(LogLine, (near_us, node, rank, stream, raw[cut:], partial, offset)))
+                    add(new(LogLine, (newest_us, node, rank, stream, raw[cut:], partial, offset)))
             elif torn and raw:
-                add(LogLine(near_us, node, None, Stream.LAUNCHER, raw, False, offset))
+                add(LogLine(newest_us, node, None, Stream.LAUNCHER, raw, False, offset))
             offset += len(raw) + 1
-        self.near = near
+        self.newest_stamp = newest
 
     def _parse_plain(self, data: bytes, offset: int) -> list[LogLine]:
         """Return lines that have no stamp, nor a rank: the time is unknown (0)."""
@@ -323,16 +322,16 @@ class Reader:
         raw = self._files.read(log, noted.offset, MAX_HEAD_BYTES + LINE_BYTES) if log else b""
         raw, newline, _ = raw.partition(b"\n")
         found = parse_line(raw, node=noted.node, offset=noted.offset, near_us=0)
-        is_of_writer = (found.rank, found.stream) == (noted.rank, noted.stream)
-        if not (newline and is_of_writer and found.text.startswith(noted.text)):
-            return noted._replace(text=noted.text + _CUT)
-        return noted._replace(text=found.text + _CUT if found.partial else found.text)
+        has_same_writer = (found.rank, found.stream) == (noted.rank, noted.stream)
+        if newline and has_same_writer and found.text.startswith(noted.text):
+            return noted._replace(text=found.text + _CUT if found.partial else found.text)
+        return noted._replace(text=noted.text + _CUT)
 
     def take(self, bound: Place) -> list[LogLine]:
         """Remove and return the lines before a place."""
         if self.is_done:
             self._files.close(self._source.file.path)
-        if self.reached <= bound:
+        if self.reached <= bound:  # all of them are before it
             taken, self.lines = self.lines, []
             return taken
         time, number, place = bound
@@ -348,7 +347,7 @@ class Reader:
 
 
 def find_stretches(data: bytes, literals: Literals) -> list[tuple[int, int]]:
-    """Return the lines with a literal, each from the last one with a head: that has the time."""
+    """Return ranges of lines with a literal, each from a line with a head: that has the time."""
     hits = {literal: data.find(literal) for literal in literals}  # the next of each; -1: none
     found: list[tuple[int, int]] = []
     end = 0
@@ -403,23 +402,23 @@ def find_newest(sources: Iterable[Source], count: int, *, folded: bool = False) 
     counted = LineCount(folded=folded)
     with OpenFiles() as files:
         readers = [_Backward(source, number_of[source.file.node], files) for source in sources]
-        heap = [(reader.order, place, reader) for place, reader in enumerate(readers)]
+        heap = [(reader.order, index, reader) for index, reader in enumerate(readers)]
         heapq.heapify(heap)
         while heap and count:
-            _, place, reader = heap[0]
+            _, index, reader = heap[0]
             if reader.lines:
                 counted.add(reader.lines[-1])
-                if counted.count > count:  # not a piece of the oldest wanted line
+                if counted.count > count:  # too many: it is no piece of the oldest wanted line
                     break
                 found.append(reader.lines.pop())
             elif held_bytes > MAX_HELD_BYTES:
                 is_full = True
             else:
                 held_bytes += reader.read()
-            if reader.lines or not (reader.is_done or is_full):
-                heapq.heapreplace(heap, (reader.order, place, reader))
-            else:
+            if not reader.lines and (reader.is_done or is_full):
                 heapq.heappop(heap)
+            else:
+                heapq.heapreplace(heap, (reader.order, index, reader))
     found.reverse()
     return Tail(rounds=[found], is_cut=bool(heap) or is_full)
 
@@ -454,21 +453,22 @@ class _Backward:
 
     def read(self) -> int:
         """Read the previous block, a larger one if nothing was wanted; return the lines' bytes."""
-        start, stamp = self._begin()
+        start, stamp = self._find_start()
         block = replace(self._source, start=start, end=self._end)
         reader = Reader(block, self._number, self._files, _MAX_SKIP_BYTES)
-        reader.near = stamp
+        reader.newest_stamp = stamp
         while not reader.is_done:
             reader.read()
         self.lines, self._end, self._newest_us = reader.lines, start, int(stamp)
-        held_bytes = self._hold()
+        held_bytes = self._hold()  # if it drops older lines, it sets all three to what is left
         larger = min(max(self._block_bytes * 2, _BLOCK_BYTES), _MAX_SKIP_BYTES)
         self._block_bytes = _BLOCK_BYTES if self.lines else larger
         return held_bytes
 
     def _hold(self) -> int:
         """Keep the newest lines that are enough for now; return their bytes."""
-        is_side = self._source.file.kind is FileKind.ERRORS  # its places are those of the log
+        # The offsets of a side file's lines are those in the log: the side file can't be cut there.
+        is_side = self._source.file.kind is FileKind.ERRORS
         held_bytes = 0
         for place in range(len(self.lines) - 1, -1, -1):
             held_bytes += OBJECT_BYTES + len(self.lines[place].text)
@@ -478,8 +478,8 @@ class _Backward:
                 break
         return held_bytes
 
-    def _begin(self) -> tuple[int, bytes]:
-        """Return where the block begins, at a line with a head if it has one, and the stamp."""
+    def _find_start(self) -> tuple[int, bytes]:
+        """Return where the block begins, if possible at a line with a head, and the stamp."""
         size = self._block_bytes
         while (start := self._end - size) > self._source.start:
             found = next(line_starts(self._files, self._source.file, start, self._end), None)
@@ -513,9 +513,6 @@ def last_lines(
     begin_us = next((line.epoch_us for line in found), 0)
     errors = find_newest(sides, count // 2, folded=folded)
     # A newer one that is not shown was written after the end of its log was looked up.
-    older = [
-        line
-        for line in errors
-        if line.epoch_us <= begin_us and (line.node, line.offset) not in shown
-    ]
+    hidden = (line for line in errors if (line.node, line.offset) not in shown)
+    older = [line for line in hidden if line.epoch_us <= begin_us]
     return replace(found, errors=older)

@@ -88,7 +88,7 @@ def stat_file(path: Path, *, fresh: bool = False) -> os.stat_result | None:
     try:
         if not fresh:
             return os.stat(path)
-        with open(os.open(path, _READ), "rb") as file:  # to open, NFS asks the server
+        with open(os.open(path, _READ), "rb") as file:  # to open a file, NFS asks the server
             return os.fstat(file.fileno())
     except FileNotFoundError:
         return None
@@ -155,7 +155,7 @@ class OpenFiles(contextlib.AbstractContextManager["OpenFiles"]):
 def find_line_end(path: Path, start: int, end: int) -> int:
     """Return where the last whole line between two offsets ends; `start` if there is none."""
     with OpenFiles() as files:
-        for size in (64 * 1024, MAX_LINE_BYTES):
+        for size in (64 * 1024, MAX_LINE_BYTES):  # nearly always, the first one is enough
             begin = max(start, end - size)
             newline = files.read(path, begin, end - begin).rfind(b"\n")
             if newline >= 0:
@@ -241,7 +241,7 @@ def _chosen_files(
         if not query.overview:
             if is_side == query.errors:  # a search for errors reads side files only
                 yield file, takes
-        elif is_side:  # also of launcher and agent; rank 0 has its log
+        elif is_side:  # also the lines of launcher and agent; those of rank 0 are in the log
             yield file, lambda rank, stream: rank != 0 and takes(rank, stream)
         elif ranks is None or 0 in ranks:
             yield file, lambda rank, stream: rank == 0 and takes(rank, stream)
@@ -253,7 +253,7 @@ def _takes(query: Query, *, live: bool) -> Takes:
 
     def takes(rank: int | None, stream: Stream) -> bool:
         if stream is Stream.END:
-            return live  # only who follows a log needs its end
+            return live  # only `follow` needs the end of a log
         if ranks is not None and rank not in ranks:
             return False
         return stream is Stream.GAP or stream in streams
@@ -319,7 +319,7 @@ def seek_time(file: LogFile, epoch_us: int, end: int) -> int:
 def line_starts(
     files: OpenFiles, file: LogFile, start: int, end: int
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield offset and stamp of each line with a head; of PLAIN files, all, with BEFORE_ALL."""
+    """Yield offset and stamp of each line with a head; of a PLAIN file, all, with BEFORE_ALL."""
     pattern = _ANY_LINE if file.kind is FileKind.PLAIN else STAMPED_LINE
     while start < end:
         size = min(_BLOCK_BYTES, end - start)

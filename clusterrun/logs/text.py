@@ -22,7 +22,7 @@ _CONTROL = re.compile(
 
 
 def readable(text: bytes, *, keep_colours: bool) -> str:
-    """Decode a text for people: without control sequences, only a progress bar's last state."""
+    """Decode a text for people: without control sequences; of a progress bar, its last state."""
     body = text.decode("utf-8", "replace")
     if body.isprintable():  # true for most lines: nothing to remove
         return body

@@ -75,7 +75,8 @@ class _Begun:
             self.size = 0
         self.text += last_state[: SHOWN_BYTES - len(self.text)]
         self.size += len(last_state)
-        self.is_overwritten = len(body) < len(piece.text) or (self.is_overwritten and not body)
+        ends_with_return = len(body) < len(piece.text)
+        self.is_overwritten = ends_with_return or (self.is_overwritten and not body)
 
     def line(self, *, ends: bool) -> LogLine:
         """Return what there is as a line; a mark shows that text is hidden or will follow."""
@@ -103,7 +104,7 @@ class View(ABC):
 
     def show(self, line: LogLine) -> None:
         """Take a line or a piece, and write what can be shown now."""
-        if line.stream in RECORDS:
+        if line.stream in RECORDS:  # an END record is not shown
             gap = parse_gap(line.text) if line.stream is Stream.GAP else None
             if gap:  # the rest of its unfinished line was lost
                 self._show_begun((line.node, line.rank, gap.stream))

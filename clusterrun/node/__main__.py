@@ -12,7 +12,7 @@ USAGE = "usage: python -m clusterrun.node agent RUN_DIR ATTEMPT HOST PORT"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the agent of a node."""
+    """Run the agent of a node; return its exit status."""
     if len(argv) == 5 and argv[0] == "agent" and argv[2].isdigit() and argv[4].isdigit():
         from clusterrun.node.agent.process import run_agent
         from clusterrun.node.link.member import Place

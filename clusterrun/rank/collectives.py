@@ -20,8 +20,8 @@ from clusterrun.shared.files import DISK_FAULTS
 
 CHUNK = 16 << 20
 APART = "CLUSTERRUN_HOSTS_APART"  # 1, or the node whose directory this one shares
-# The words of torch (without an errno) and safetensors (written in Rust) for disk errors.
-_WORDS = (
+# Texts in the disk errors of torch (it sets no errno) and safetensors (written in Rust).
+_DISK_ERROR_TEXTS = (
     *("PytorchStreamWriter", "inline_container.cc"),
     *(f"(os error {number})" for number in DISK_FAULTS),
     *(os.strerror(number) for number in DISK_FAULTS),
@@ -34,9 +34,9 @@ def joined_world() -> tuple[int, int]:
     if (distributed := _distributed()) is not None:
         return distributed.get_rank(), distributed.get_world_size()
     if (size := os.environ.get("WORLD_SIZE", "1")) != "1":
-        text = f"this rank has not joined the {size} ranks with which it saves and resumes"
-        first = "call torch.distributed.init_process_group or create the Accelerator first"
-        raise ClusterrunError(f"{text}: {first}")
+        problem = f"this rank has not joined the {size} ranks with which it saves and resumes"
+        remedy = "call torch.distributed.init_process_group or create the Accelerator first"
+        raise ClusterrunError(f"{problem}: {remedy}")
     return 0, 1
 
 
@@ -53,49 +53,50 @@ def broadcast(value: _Part, source: int = 0) -> _Part:
     """Return the value of rank `source` on all ranks."""
     if (distributed := _distributed()) is None:
         return value
-    box = [value]
-    distributed.broadcast_object_list(box, src=source)
-    return box[0]
+    values = [value]  # torch replaces its only item on the other ranks
+    distributed.broadcast_object_list(values, src=source)
+    return values[0]
 
 
 def gathered_parts(part: Callable[[], _Part]) -> tuple[list[_Part], str]:
-    """Return the parts of all ranks, and the first error: if one rank raised, others would wait."""
-    done, problem = [], ""
+    """Call `part` on all ranks; return on all of them what it returned, and the first error."""
+    results, problem = [], ""
     try:
-        done = [part()]
-    except Exception as error:  # noqa: BLE001 - all ranks return it
+        results = [part()]
+    except Exception as error:  # noqa: BLE001 - if it were raised here, the other ranks would wait
         is_ours = isinstance(error, ClusterrunError)
-        words = str(error) if is_ours else f"{type(error).__name__}: {error}"
-        problem = disk_problem(error) or words
-    parts = gathered((done, problem))
-    return [value for done, _ in parts for value in done], _first(text for _, text in parts)
+        text = str(error) if is_ours else f"{type(error).__name__}: {error}"
+        problem = disk_problem(error) or text
+    outcomes = gathered((results, problem))
+    parts = [result for results, _ in outcomes for result in results]  # none of a rank that failed
+    return parts, _first_problem(problem for _, problem in outcomes)
 
 
-def _first(problems: Iterable[str]) -> str:
+def _first_problem(problems: Iterable[str]) -> str:
     return next((f"{text} (rank {n})" for n, text in enumerate(problems) if text), "")
 
 
-def agreed_problem(deed: Callable[[], object] | None) -> str:
-    """Call `deed` on this rank (None: nothing); on all, return the first disk error of any."""
+def agreed_problem(action: Callable[[], object] | None) -> str:
+    """Call `action` on this rank, unless it is None; return the first disk error of all ranks."""
     problem = ""
     try:
-        if deed is not None:
-            deed()
+        if action is not None:
+            action()
     except Exception as error:
         if not (problem := disk_problem(error)):
             raise
-    return _first(gathered(problem))
+    return _first_problem(gathered(problem))
 
 
 def disk_problem(error: BaseException) -> str:
-    """Return in one line why the disk failed; "" for any other error."""
+    """Return in one line how the disk failed, if that caused the error; else ""."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno in DISK_FAULTS:
             return cause.strerror or str(cause)
         cause = cause.__cause__ or cause.__context__
     text = str(error)
-    is_disk = any(words in text for words in _WORDS)
+    is_disk = any(part in text for part in _DISK_ERROR_TEXTS)
     return f"the disk refused a write ({text.splitlines()[0]})" if is_disk else ""
 
 
@@ -113,28 +114,28 @@ def _distributed() -> Any:
 class Sharing:
     """The ranks that share the checkpoint directory of this rank: all, or its node's."""
 
-    here: int  # this rank
-    groups: Sequence[Sequence[int]]  # the ranks of each such directory
-    nodes: Sequence[str] = ()  # the directories' nodes, if these are apart
-    at: float = field(default_factory=lambda: round(time.time(), 6))  # the time; rank 0's, if apart
+    rank: int  # this rank
+    groups: Sequence[Sequence[int]]  # the ranks that share each directory
+    nodes: Sequence[str] = ()  # the node of each group, if nodes share no directory
+    saved_at: float = field(default_factory=lambda: round(time.time(), 6))  # see of_this_rank
 
     @classmethod
     def of_this_rank(cls) -> Sharing:
-        """Return the groups of this world, the same on all ranks."""
-        here, world_size = joined_world()
-        if not (owner := os.environ.get(APART)):
-            return cls(here=here, groups=(range(world_size),))
+        """Return the groups of this world; if nodes are apart, all ranks take rank 0's time."""
+        own, world_size = joined_world()
+        if not (owner := os.environ.get(APART)):  # "1", or the node whose directory this shares
+            return cls(rank=own, groups=(range(world_size),))
         node = os.environ.get("CLUSTERRUN_NODE") or os.uname().nodename
-        every = gathered((node if owner == "1" else owner, round(time.time(), 6)))
+        of_ranks = gathered((node if owner == "1" else owner, round(time.time(), 6)))
         groups: dict[str, list[int]] = {}
-        for rank, (node, _) in enumerate(every):
+        for rank, (node, _) in enumerate(of_ranks):
             groups.setdefault(node, []).append(rank)
-        return cls(here=here, groups=[*groups.values()], nodes=[*groups], at=every[0][1])
+        return cls(rank=own, groups=[*groups.values()], nodes=[*groups], saved_at=of_ranks[0][1])
 
     @property
     def number(self) -> int:
-        """The number of this rank's group."""
-        return next(n for n, ranks in enumerate(self.groups) if self.here in ranks)
+        """The index of this rank's group."""
+        return next(n for n, ranks in enumerate(self.groups) if self.rank in ranks)
 
     @property
     def node(self) -> str:
@@ -144,14 +145,14 @@ class Sharing:
     @property
     def is_first(self) -> bool:
         """Return whether this rank creates and publishes the directory of its group."""
-        return self.here == self.groups[self.number][0]
+        return self.rank == self.groups[self.number][0]
 
     def own_share(self, names: Sequence[str]) -> list[str]:
         """Return the files of the group's directory that this rank handles."""
         ranks = self.groups[self.number]
-        return checkpoint_files.own_share(names, ranks.index(self.here), len(ranks))
+        return checkpoint_files.own_share(names, ranks.index(self.rank), len(ranks))
 
-    def each(self, value: _Part) -> list[_Part]:
+    def from_groups(self, value: _Part) -> list[_Part]:
         """Return on all ranks the values of the first rank of each group."""
         if not self.nodes:
             return [broadcast(value)]
@@ -160,11 +161,11 @@ class Sharing:
 
 
 class SavedPart(NamedTuple):
-    """What one node has of a checkpoint; nothing if there is a problem with its marker."""
+    """What one node has of a checkpoint; None and no files if its marker has a problem."""
 
     node: str
     path: Path
-    found: Checkpoint | None
+    checkpoint: Checkpoint | None
     files: Sums
     problem: str
 
@@ -172,98 +173,101 @@ class SavedPart(NamedTuple):
     def read(cls, path: Path, node: str) -> SavedPart:
         """Read the marker of this node's part."""
         try:
-            found, files = checkpoint_files.read_marker(path)
+            checkpoint, files = checkpoint_files.read_marker(path)
         except IncompleteError as fault:
-            problem = str(fault) if not node or path.is_dir() else "this node does not have it"
-            return cls(node=node, path=path, found=None, files={}, problem=at(node, problem))
-        return cls(node=node, path=path, found=found, files=files, problem="")
+            is_absent = bool(node) and not path.is_dir()
+            problem = with_node(node, "this node does not have it" if is_absent else str(fault))
+            return cls(node=node, path=path, checkpoint=None, files={}, problem=problem)
+        return cls(node=node, path=path, checkpoint=checkpoint, files=files, problem="")
 
 
-def at(node: str, problem: str) -> str:
+def with_node(node: str, problem: str) -> str:
     """Put the name of the node before a problem, if nodes are apart."""
     return f"{node}: {problem}" if node else problem
 
 
 def problem_of(parts: Sequence[SavedPart]) -> str:
-    """Return why these nodes can't use a checkpoint, to look for an older one; "" if they can.
+    """Return why these nodes can't use a checkpoint, and need an older one; "" if they can.
 
-    A node that took no part in the save may lack everything. Raises ClusterrunError if only other
-    nodes have some files.
+    A node that took no part in the save may lack everything. Raises ClusterrunError if some files
+    are only on nodes that are not in this job.
     """
-    found = next((part.found for part in parts if part.found), None)
-    if found is None:
+    saved = next((part.checkpoint for part in parts if part.checkpoint), None)
+    if saved is None:
         return parts[0].problem
     for part in parts:
-        if part.found is None and part.node in found.nodes:
+        if part.checkpoint is None and part.node in saved.nodes:
             return part.problem
-        if part.found and _save(part.found) != _save(found):
-            return at(part.node, "it has another save of this step")
+        if part.checkpoint and _save_identity(part.checkpoint) != _save_identity(saved):
+            return with_node(part.node, "it has another save of this step")
     held = {name for part in parts for name in part.files}
-    lost = {node: {*names} - held for node, names in found.nodes.items()}
-    if owners := ", ".join(node for node, names in lost.items() if names):
+    lost = {node: gone for node, names in saved.nodes.items() if (gone := {*names} - held)}
+    if lost:
         raise ClusterrunError(
-            f"can't resume from {found.path.name}: {owners} has {len(set().union(*lost.values()))} "
-            "of its files that no other node has, and is not one of this job's nodes "
+            f"can't resume from {saved.path.name}: {len(set().union(*lost.values()))} of its files "
+            f"can be found only on {', '.join(lost)}, not on this job's nodes "
             f"({', '.join(part.node for part in parts)})",
-            hint=f"run on the nodes that saved it: --hosts {','.join(found.nodes)}",
+            hint=f"run on the nodes that saved it: --hosts {','.join(saved.nodes)}",
         )
     return ""
 
 
-def _save(found: Checkpoint) -> tuple[object, ...]:
+def _save_identity(checkpoint: Checkpoint) -> tuple[object, ...]:
     """Return what the markers of one save have in common."""
-    return found.attempt, found.saved_at, found.world_size, found.nodes
+    return checkpoint.attempt, checkpoint.saved_at, checkpoint.world_size, checkpoint.nodes
 
 
-def completed(parts: Sequence[SavedPart], sharing: Sharing) -> Checkpoint:
+def complete_parts(parts: Sequence[SavedPart], sharing: Sharing) -> Checkpoint:
     """Have each node fetch the files that it lacks; return this node's checkpoint.
 
     Every rank takes part. Raises ClusterrunError on all ranks if a node could not write its files.
     """
     own = parts[sharing.number]
-    found = next(part.found for part in parts if part.found)
-    found = dataclasses.replace(found, path=own.path)
-    sources = _sources(parts, sharing)
-    if not sources and all(part.found for part in parts):
-        return found
-    every = {name: sums for part in reversed(parts) for name, sums in part.files.items()}
-    sent = {name: every[name] for name in sources}
-    if sharing.here == 0:
+    saved = next(part.checkpoint for part in parts if part.checkpoint)
+    saved = dataclasses.replace(saved, path=own.path)
+    senders = _senders(parts, sharing)
+    if not senders and all(part.checkpoint for part in parts):
+        return saved  # no node lacks a file or the marker
+    # If several nodes have a file, the sums of the first count, since it sends the file.
+    all_sums = {name: sums for part in reversed(parts) for name, sums in part.files.items()}
+    sent = {name: all_sums[name] for name in senders}
+    if sharing.rank == 0:
         mebibytes = (sum(size for size, _ in sent.values()) + (1 << 20) - 1) >> 20  # rounded up
-        say(f"{found.path.name}: sending {mebibytes} MiB of files to nodes that lack them")
-    mine = {n: sums for n, sums in sent.items() if sharing.is_first and n not in own.files}
-    fault = _exchange(own.path, sent, sources, mine)
-    is_changed = sharing.is_first and (mine or own.found is None)
-    _, problem = gathered_parts(lambda: _keep(found, own, mine, fault) if is_changed else None)
+        say(f"{saved.path.name}: sending {mebibytes} MiB of files to nodes that lack them")
+    lacking = {n: sums for n, sums in sent.items() if sharing.is_first and n not in own.files}
+    fault = _exchange(own.path, sent, senders, lacking)
+    is_changed = sharing.is_first and (lacking or own.checkpoint is None)
+    _, problem = gathered_parts(lambda: _keep(saved, own, lacking, fault) if is_changed else None)
     if problem:
-        raise ClusterrunError(f"{found.path.name} can't be completed on all nodes: {problem}")
-    return found
+        raise ClusterrunError(f"{saved.path.name} can't be completed on all nodes: {problem}")
+    return saved
 
 
-def _sources(parts: Sequence[SavedPart], sharing: Sharing) -> dict[str, int]:
+def _senders(parts: Sequence[SavedPart], sharing: Sharing) -> dict[str, int]:
     """Return the files that some nodes lack, and the first rank of the first node that has each."""
-    found: dict[str, int] = {}
+    senders: dict[str, int] = {}
     for part, ranks in zip(parts, sharing.groups, strict=True):
         for name in part.files:
-            found.setdefault(name, ranks[0])
-    return {name: found[name] for name in sorted(found) if any(name not in p.files for p in parts)}
+            senders.setdefault(name, ranks[0])
+    lacking = {name for name in senders if any(name not in part.files for part in parts)}
+    return {name: senders[name] for name in sorted(lacking)}
 
 
-def _exchange(path: Path, sent: Sums, sources: Mapping[str, int], mine: Sums) -> OSError | None:
-    """Send and receive the files; return this rank's error, since the others continue."""
-    here, _ = joined_world()
+def _exchange(path: Path, sent: Sums, senders: Mapping[str, int], lacking: Sums) -> OSError | None:
+    """Send and receive the files; return this rank's error: raising it would hang the others."""
+    own_rank, _ = joined_world()
     fault = None
-    for name, source in sources.items():
-        for offset in range(0, max(1, sent[name][0]), CHUNK):
+    for name, sender in senders.items():
+        for offset in range(0, max(1, sent[name][0]), CHUNK):  # over its size; at least one chunk
             chunk = b""
-            with contextlib.suppress(OSError):  # the checksums show that it is too short
-                if here == source:
+            with contextlib.suppress(OSError):  # the checksums show that it is incomplete
+                if own_rank == sender:
                     with open(path / name, "rb") as opened:
                         opened.seek(offset)
                         chunk = opened.read(CHUNK)
-            chunk = broadcast(chunk, source)
+            chunk = broadcast(chunk, sender)
             try:
-                if name in mine and fault is None:
+                if name in lacking and fault is None:
                     (path / name).parent.mkdir(parents=True, exist_ok=True)
                     with open(path / name, "ab" if offset else "wb") as opened:
                         opened.write(chunk)
@@ -272,17 +276,17 @@ def _exchange(path: Path, sent: Sums, sources: Mapping[str, int], mine: Sums) ->
     return fault
 
 
-def _keep(found: Checkpoint, own: SavedPart, mine: Sums, fault: OSError | None) -> None:
+def _keep(checkpoint: Checkpoint, own: SavedPart, sent: Sums, fault: OSError | None) -> None:
     """Sync what this node received, compare it with what was sent, and list it in the marker."""
     try:
         if fault:
             raise fault
         own.path.mkdir(parents=True, exist_ok=True)  # a save may have written no file here
-        received = checkpoint_files.settled(own.path, list(mine))
-        if wrong := [name for name in mine if received[name] != mine[name]]:
+        received = checkpoint_files.sync(own.path, list(sent))
+        if wrong := [name for name in sent if received[name] != sent[name]]:
             raise ClusterrunError(f"{wrong[0]} did not arrive as it was sent")
-        checkpoint_files.mark(found, {**own.files, **received})
+        checkpoint_files.mark(checkpoint, {**own.files, **received})
     except Exception:
-        for name in mine:
+        for name in sent:
             (own.path / name).unlink(missing_ok=True)
         raise

@@ -28,9 +28,9 @@ from clusterrun.rank.emit import answer_asks, own_rank, rank, say, say_once
 from clusterrun.rank.engine import (
     OPTIMIZER_MODULE,
     EngineWatch,
-    FirstStep,
+    StepChecks,
+    engine_by_env,
     is_forced_to_cpu,
-    switched_on,
 )
 from clusterrun.rank.import_hooks import Patch, pass_on, patch_on_import
 from clusterrun.shared.files import write_whole
@@ -51,7 +51,7 @@ WHY_ALONE = (
     "accelerate would train a separate model in each rank: usually no GPU is usable here and"
     " ACCELERATE_USE_CPU is not true (use_cpu in its configuration is not enough)"
 )
-OnBroken = Callable[[ClusterrunError, str], NoReturn]
+OnBroken = Callable[[ClusterrunError, str], NoReturn]  # the error, and the value of its Cause
 
 
 class Contract:
@@ -60,24 +60,25 @@ class Contract:
     def __init__(
         self, env: Mapping[str, str], on_broken: OnBroken, *, is_child: bool = False
     ) -> None:
-        self.expected = int(env.get("CLUSTERRUN_WORLD_SIZE", "0"))
-        self.local = int(env.get("CLUSTERRUN_LOCAL_WORLD_SIZE", "0"))
-        self.holds = env.get("CLUSTERRUN_WORLD_CONTRACT", "0") == "1" and self.expected > 0
-        self.is_checked = self.holds and self.expected > 1  # it must join others
+        self.expected = int(env.get("CLUSTERRUN_WORLD_SIZE", "0"))  # ranks of the job
+        self.local = int(env.get("CLUSTERRUN_LOCAL_WORLD_SIZE", "0"))  # on this node
+        self.is_enforced = env.get("CLUSTERRUN_WORLD_CONTRACT", "0") == "1" and self.expected > 0
+        self.is_checked = self.is_enforced and self.expected > 1  # one rank need not join
         self.timeout_s = int(env.get("CLUSTERRUN_TIMEOUT_S", "0") or "0")
         self.backend = env.get("CLUSTERRUN_BACKEND", "")
-        self.had_group = False
+        self.had_group = False  # this process has joined its world
         self.waits_since = 0.0  # by the monotonic clock
-        self.gloo_groups: list[Any] = []
+        self.gloo_groups: list[Any] = []  # never freed
         self.when_joined: list[Callable[[], None]] = []
         self._on_broken = on_broken
-        self._pid = 0 if is_child else os.getpid()
-        self._slot = own_rank() % max(1, self.local)
-        self._page = runtime.control_page(self._slot)
-        self.first_step = FirstStep()
-        self.engine = EngineWatch(self, env, self.first_step)
-        if self.is_checked and (self._page or not is_child):  # a child asks the page
-            self.first_step.add(self.check_step)
+        self._pid = 0 if is_child else os.getpid()  # 0: a child is never the rank
+        self._slot = own_rank() % max(1, self.local)  # the rank's place on the page
+        self._page = runtime.control_page(self._slot)  # made by the agent; None outside a run
+        self.step_checks = StepChecks()
+        self.engine = EngineWatch(self, env, self.step_checks)
+        # Without the page, a child cannot know whether its rank has joined: it checks no step.
+        if self.is_checked and (self._page or not is_child):
+            self.step_checks.add(self.check_step)
 
     @property
     def is_mine(self) -> bool:
@@ -90,16 +91,16 @@ class Contract:
         page = self._page
         return self.had_group or (page is not None and page.has_joined(self._slot))
 
-    def joined(self) -> None:
+    def publish_joined(self) -> None:
         """Publish that the rank has joined its world, for the processes that it starts."""
         self.had_group = True
         self._call_when_joined()
         if self._page is not None:
             self._page.joined(self._slot)
 
-    def prints_stacks(self, signum: int) -> None:
-        """Publish that the rank's handler of a signal does not save."""
-        if self._page is not None and self.is_mine and 0 < signum < 64:
+    def publish_stack_signal(self, signum: int) -> None:
+        """Publish that the rank's handler of a signal only prints stacks, and saves nothing."""
+        if self._page is not None and self.is_mine and 0 < signum < 64:  # one bit each, of 64
             self._page.set_does_not_save_on(self._slot, signum)
 
     def _call_when_joined(self) -> None:
@@ -109,8 +110,8 @@ class Contract:
     def break_off(
         self, message: str, *, cause: str | None = None, kind: str = "world", hint: str = ""
     ) -> None:
-        """End the rank with a message, unless the contract is switched off."""
-        if self.holds:
+        """End the rank with a message and the Cause `kind`, unless the contract is switched off."""
+        if self.is_enforced:
             hints = (hint, SWITCH_OFF) if hint else (SWITCH_OFF,)
             self._on_broken(ClusterrunError(message, cause=cause, hint=hints), kind)
 
@@ -138,9 +139,9 @@ class Contract:
         """Break off if the rank, or a process that it started, trains a separate model."""
         if self.has_joined:
             return
-        if self.is_mine and (size := _group_size()):
+        if self.is_mine and (size := _group_size()):  # it joined by a call that is not patched
             self.check_size(size, "torch.distributed")
-            self.joined()
+            self.publish_joined()
         elif self.is_mine:
             message = f"this rank trains alone, but the job requested a world of {self.expected}"
             cause = "an optimizer stepped before the rank joined a process group"
@@ -175,19 +176,19 @@ class Contract:
         return {
             "torch.distributed.distributed_c10d": functools.partial(_watch_torch, self),
             "torch.distributed.rendezvous": _host_own_stores,
-            OPTIMIZER_MODULE: self.first_step.listen,
+            OPTIMIZER_MODULE: self.step_checks.listen,
         }
 
 
 def _group_size() -> int:
     """Return the size of the process group of this process; 0 if it has none."""
     distributed: Any = sys.modules.get("torch.distributed")
-    is_there = hasattr(distributed, "is_initialized") and distributed.is_initialized()
-    return int(distributed.get_world_size()) if is_there else 0
+    has_group = hasattr(distributed, "is_initialized") and distributed.is_initialized()
+    return int(distributed.get_world_size()) if has_group else 0
 
 
 def install(contract: Contract) -> None:
-    """Patch the watched modules: now if they are imported, else on import."""
+    """Patch faulthandler, and the watched modules: now if they are imported, else on import."""
     patches = contract.patches()
     patches |= {
         "accelerate.state": functools.partial(_watch_accelerate, contract),
@@ -204,7 +205,7 @@ def install(contract: Contract) -> None:
     # A handler of faulthandler prints stacks: the rank saves nothing on that signal.
     def register_dump(signum: int, *args: Any, **kwargs: Any) -> None:
         register(signum, *args, **kwargs)
-        contract.prints_stacks(signum)
+        contract.publish_stack_signal(signum)
 
     faulthandler.register = register_dump
 
@@ -216,13 +217,13 @@ def _watch_torch(contract: Contract, module: ModuleType) -> None:
     @functools.wraps(original)
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
         call = _Call(original, args, kwargs)
-        if not _is_for_rank(contract, call):
+        if not _check_join(contract, call):
             return original(*args, **kwargs)
         if contract.timeout_s > 0:
-            call.give_timeout(contract.timeout_s)
+            call.set_timeout(contract.timeout_s)
         contract.waits_since = time.monotonic()
         result = original(*call.args, **call.kwargs)
-        _group_made(contract, module)
+        _check_group(contract, module)
         return result
 
     # Other modules have copies of the name: `torch.distributed`, and in a fork what the forge has
@@ -235,27 +236,27 @@ def _watch_torch(contract: Contract, module: ModuleType) -> None:
 def _host_own_stores(module: ModuleType) -> None:
     """Have rank 0 host each store that the script opens on a port of its own.
 
-    torch would expect that the launcher hosts them all: it only looks at a variable.
+    torch expects that the launcher hosts all stores if TORCHELASTIC_USE_AGENT_STORE is set.
     """
-    hosted: Any = getattr(module, "_create_c10d_store", None)
-    if hosted is None:
+    original: Any = getattr(module, "_create_c10d_store", None)
+    if original is None:
         return
     names = {**vars(module), "_torchelastic_use_agent_store": lambda: False}
-    # A copy of the function, for which no launcher hosts stores.
-    own = FunctionType(hosted.__code__, names, hosted.__name__, hosted.__defaults__)
+    # A copy of the function, for which the launcher hosts no store.
+    host_store = FunctionType(original.__code__, names, original.__name__, original.__defaults__)
 
-    @functools.wraps(hosted)
+    @functools.wraps(original)
     def create(hostname: str, port: int, *args: Any, **kwargs: Any) -> Any:
-        is_hosted = str(port) == os.environ.get(STORE_PORT, str(port))
-        return (hosted if is_hosted else own)(hostname, port, *args, **kwargs)
+        is_of_launcher = str(port) == os.environ.get(STORE_PORT, str(port))
+        return (original if is_of_launcher else host_store)(hostname, port, *args, **kwargs)
 
     vars(module)["_create_c10d_store"] = create
 
 
 def _watch_rpc(contract: Contract, module: Any) -> None:
-    """Count ranks that meet by RPC alone as joined. torch may be built without it."""
+    """Patch init_rpc(): ranks that meet only by RPC have also joined their world."""
     original = getattr(module, "init_rpc", None)
-    if original is None:
+    if original is None:  # torch was built without RPC
         return
 
     @functools.wraps(original)
@@ -267,8 +268,8 @@ def _watch_rpc(contract: Contract, module: Any) -> None:
         contract.check_size(size, "init_rpc()")
         contract.waits_since = time.monotonic()
         original(*args, **kwargs)
-        contract.joined()
-        contract.first_step.drop(contract.check_step)
+        contract.publish_joined()
+        contract.step_checks.drop(contract.check_step)
         if own_rank() == 0:
             waited_s = round(time.monotonic() - contract.waits_since, 6)
             runtime.emit("world_ready", world_size=size, backend="rpc", waited_s=waited_s)
@@ -291,14 +292,14 @@ class _Call:
     def _number(self, name: str, variable: str) -> int | None:
         """Return a number from the call or the environment; None if only torch knows it."""
         given = self._given.get(name)
-        if isinstance(given, int) and given >= 0:
+        if isinstance(given, int) and given >= 0:  # -1 stands for "not given"
             return given
         text = os.environ.get(variable, "")
         is_in_url = "?" in str(self._given.get("init_method"))  # as tcp://HOST:PORT?rank=1
         return int(text) if text.isdigit() and not is_in_url else None
 
-    def give_timeout(self, timeout_s: int) -> None:
-        """Replace the timeout by the job's; rank 0 reports the replaced one."""
+    def set_timeout(self, timeout_s: int) -> None:
+        """Replace the call's timeout by the job's; rank 0 reports what was replaced."""
         if self._bound is not None:
             timeout = timedelta(seconds=timeout_s)
             given = self._given.get("timeout")
@@ -308,8 +309,8 @@ class _Call:
             self.args, self.kwargs = self._bound.args, self._bound.kwargs
 
 
-def _is_for_rank(contract: Contract, call: _Call) -> bool:
-    """Return whether a process joins as its rank; break off a join that could never finish."""
+def _check_join(contract: Contract, call: _Call) -> bool:
+    """Break off if a join could never finish; return whether this process joins as its rank."""
     if contract.is_mine:
         contract.check_size(call.size, "init_process_group()")
         return True
@@ -330,25 +331,25 @@ def _is_mp_spawned() -> bool:
     return getattr(target, "__module__", "") == "torch.multiprocessing.spawn"
 
 
-def _group_made(contract: Contract, module: ModuleType) -> None:
-    """Check and publish the group that this rank has joined."""
+def _check_group(contract: Contract, module: ModuleType) -> None:
+    """Check the group that this rank has joined, and publish that it has."""
     size = module.get_world_size()
     contract.check_size(size, "torch.distributed")
-    contract.joined()
-    contract.first_step.drop(contract.check_step)  # it has joined: nothing to check there
+    contract.publish_joined()
+    contract.step_checks.drop(contract.check_step)  # it has joined: nothing to check there
     answer_asks()  # from now on, the agent can ask for this rank's stacks
     if contract.is_mine and str(module.get_backend()) == "gloo":
         # Never free the group: its destructor holds the GIL and waits for a thread that may need
         # the GIL. Ranks that freed a model after `destroy_process_group` hung (torch 2.13).
         contract.gloo_groups.append(module._get_default_group())
     try:
-        _prove_distinct(contract, module, size)
+        _check_distinct(contract, module, size)
     except Exception as error:  # noqa: BLE001 - the check must not end a working training
         say(f"could not check that the ranks are distinct: {error}")
 
 
-def _prove_distinct(contract: Contract, module: ModuleType, size: int) -> None:
-    """Publish the place of this rank; rank 0 reads all in one request and compares them."""
+def _check_distinct(contract: Contract, module: ModuleType, size: int) -> None:
+    """Publish the place of this rank; rank 0 compares those of all ranks, and reports the world."""
     store = module._get_default_store()
     rank = module.get_rank()
     backend = str(module.get_backend())
@@ -360,18 +361,17 @@ def _prove_distinct(contract: Contract, module: ModuleType, size: int) -> None:
     store.wait(keys, timedelta(seconds=PUBLISH_TIMEOUT_S))
     values = store.multi_get(keys) if store.has_extended_api() else [store.get(k) for k in keys]
     places = [bytes(value).decode().split("\t") for value in values]
-    found = Counter(f"have LOCAL_RANK={local} on {host}" for host, local, _ in places)
+    faults = Counter(f"have LOCAL_RANK={local} on {host}" for host, local, _ in places)
     kinds_and_ids = [device.partition(" ") for *_, device in places]
-    found.update(f"share one GPU ({gpu})" for _, _, gpu in kinds_and_ids if gpu)
-    for what, count in found.items():
-        if count > 1:
-            contract.break_off(f"{count} ranks {what}")
+    faults.update(f"share one GPU ({gpu})" for _, _, gpu in kinds_and_ids if gpu)
+    for fault, count in faults.items():
+        if count > 1:  # it is a fault only of two or more ranks
+            contract.break_off(f"{count} ranks {fault}")
     hosts = list(dict.fromkeys(place[0] for place in places))
     kinds = {kind for kind, _, _ in kinds_and_ids}
     device = kinds.pop() if len(kinds) == 1 else "mixed"
     about = {"world_size": size, "hosts": hosts, "backend": backend, "device": device}
-    waited_s = round(time.monotonic() - contract.waits_since, 6)
-    runtime.emit("world_ready", **about, waited_s=waited_s)
+    runtime.emit("world_ready", **about, waited_s=round(time.monotonic() - contract.waits_since, 6))
 
 
 def _node(env: Mapping[str, str]) -> str:
@@ -379,7 +379,7 @@ def _node(env: Mapping[str, str]) -> str:
 
 
 def _device(backend: str) -> str:
-    """Return the identity of this rank's GPU, chosen by local rank; `cpu` without NCCL."""
+    """Return "cuda" and an id of the GPU with this rank's local rank, or "cpu" without NCCL."""
     if "nccl" not in backend:
         return "cpu"
     import torch
@@ -397,20 +397,20 @@ def _watch_accelerate(contract: Contract, module: ModuleType) -> None:
 
     @functools.wraps(original)
     def __init__(self: Any, cpu: bool = False, **kwargs: Any) -> None:
-        mine = contract.is_mine and not self._shared_state
-        if mine and contract.backend and kwargs.get("backend") is None:
+        is_first = contract.is_mine and not self._shared_state  # later ones share its state
+        if is_first and contract.backend and kwargs.get("backend") is None:
             kwargs["backend"] = contract.backend  # the Trainer passes None by default
         # Accelerator() reads ACCELERATE_USE_CPU, a bare PartialState() does not.
-        cpu = cpu or (mine and is_forced_to_cpu())
-        is_one = mine and contract.expected == 1 and (cpu or switched_on() is None)
+        cpu = cpu or (is_first and is_forced_to_cpu())
+        needs_no_group = is_first and contract.expected == 1 and (cpu or engine_by_env() is None)
         hidden: dict[str, str] = {}
-        if is_one and not _group_size():  # accelerate would make a group of one rank
+        if needs_no_group and not _group_size():  # with LOCAL_RANK, accelerate would make one
             hidden = {"LOCAL_RANK": os.environ.pop("LOCAL_RANK", "0")}
         try:
             original(self, cpu, **kwargs)
         finally:
             os.environ.update(hidden)
-        if mine:
+        if is_first:
             cause = WHY_ALONE if self.num_processes == 1 else None
             contract.check_size(self.num_processes, "accelerate", cause)
 
@@ -418,27 +418,26 @@ def _watch_accelerate(contract: Contract, module: ModuleType) -> None:
 
 
 def watch_locks(module: ModuleType) -> None:
-    """Patch `torch.utils.file_baton.FileBaton` to note in the spool which lock it holds."""
+    """Have torch's FileBaton note its lock in the spool: the agent removes it if the rank dies."""
     baton: Any = getattr(module, "FileBaton", None)
     acquire, release = getattr(baton, "try_acquire", None), getattr(baton, "release", None)
     if acquire is None or release is None:
         return
-
     note = Path(os.environ.get("CLUSTERRUN_SPOOL", ""), f"rank_{rank()}.lock")
 
     @functools.wraps(acquire)
-    def try_acquire(self: Any) -> Any:
-        is_mine = acquire(self)
-        if is_mine:
+    def try_acquire_and_note(self: Any) -> Any:
+        is_acquired = acquire(self)
+        if is_acquired:
             with contextlib.suppress(OSError):
                 write_whole(note, os.fsencode(os.path.abspath(self.lock_file_path)))
-        return is_mine
+        return is_acquired
 
     @functools.wraps(release)
-    def released(self: Any) -> Any:
+    def release_and_forget(self: Any) -> Any:
         result = release(self)
         with contextlib.suppress(OSError):
             note.unlink()
         return result
 
-    baton.try_acquire, baton.release = try_acquire, released
+    baton.try_acquire, baton.release = try_acquire_and_note, release_and_forget

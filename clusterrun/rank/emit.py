@@ -50,7 +50,7 @@ def spool_file(kind: str) -> str:
 def emit(kind: str, /, **fields: Any) -> None:
     """Append one event, a line of JSON, to the rank's file in the spool, if there is a spool.
 
-    Fields can't replace `type` and `rank`. The middle of a long text is dropped.
+    Fields may replace `ts`, but not `type` or `rank`. The middle of a long text is dropped.
     """
     if not (path := spool_file("events")):
         return
@@ -78,7 +78,7 @@ def say_once(line: str) -> None:
 
 
 def number(value: Any) -> Any:
-    """Convert a tensor or NumPy scalar to a number, NaN to None, and other objects to text."""
+    """Convert tensors and NumPy scalars to numbers, NaN to None, other objects to type names."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     with contextlib.suppress(Exception):
@@ -105,7 +105,7 @@ class LossWatch:
     def see(self, metrics: Mapping[str, Any]) -> None:
         """Take the loss of a report if it is a number."""
         loss = _loss(metrics)
-        if isinstance(loss, float) and loss is not self._newest:
+        if isinstance(loss, float) and loss is not self._newest:  # the same object is no new loss
             self._newest = loss
             self._take(loss)
 
@@ -139,24 +139,24 @@ def _loss(metrics: Mapping[str, Any]) -> Any:
 
 # The flight recorder, also while the main thread hangs
 
-_started: list[int] = []  # the pid
+_started: list[int] = []  # the pid of the process that has started the thread: not of its forks
 
 
 def answer_asks() -> None:
-    """Start a thread that answers the agent, once.
+    """Start a thread that dumps the flight recorder when the agent asks for it; once per process.
 
     It sleeps in a read of a pipe, and costs nothing. It cannot answer while the main thread holds
     the GIL. Start it when the rank has joined a process group: before, nothing is recorded.
     """
-    if not (ours := spool_file("ask")) or _started == [os.getpid()]:
+    if not (fifo := spool_file("ask")) or _started == [os.getpid()]:
         return
     _started[:] = [os.getpid()]
     with contextlib.suppress(OSError, RuntimeError):  # a rank trains without it
         with contextlib.suppress(FileExistsError):
-            os.mkfifo(ours, 0o600)
-        pipe = os.open(ours, os.O_RDWR | os.O_CLOEXEC)
+            os.mkfifo(fifo, 0o600)
+        pipe = os.open(fifo, os.O_RDWR | os.O_CLOEXEC)
         # Not a threading.Thread: the script may wait for all of these, or count them.
-        _thread.start_new_thread(_answer, (pipe, os.path.dirname(ours), own_rank()))
+        _thread.start_new_thread(_answer, (pipe, os.path.dirname(fifo), own_rank()))
 
 
 def _answer(pipe: int, spool: str, rank: int) -> None:
@@ -170,12 +170,12 @@ def write_dumps(spool: str, rank: int) -> None:
     nccl, other = _dump("_dump_nccl_trace"), _dump("_dump_fr_trace")
     if nccl and other:
         write_whole(Path(spool, f"flight_cpu_rank_{rank}"), other)
-    # The last: the agent waits for it.
+    # Write this file last: the agent waits for it.
     write_whole(Path(spool, f"flight_rank_{rank}"), nccl or other or b"")
 
 
 def _dump(name: str) -> bytes | None:
-    """Return what one of torch's recorders has; None without this recorder, or if it fails."""
+    """Return the dump of one of torch's recorders; None if torch lacks it, or if it fails."""
     bindings: Any = sys.modules.get("torch._C._distributed_c10d")
     dump: Callable[[], bytes] | None = getattr(bindings, name, None)
     with contextlib.suppress(Exception):
@@ -189,7 +189,7 @@ def _dump(name: str) -> bytes | None:
 def _without_inductor(torch: Any) -> Iterator[None]:
     """Keep torch from importing its compiler (800 modules) to name the frames of compiled code.
 
-    Without the compiler there is none. torch 2.13 looks for `torch._inductor.codecache`.
+    If it is not imported, no code is compiled. torch 2.13 looks for `torch._inductor.codecache`.
     """
     if torch is None or "torch._inductor" in sys.modules:
         yield

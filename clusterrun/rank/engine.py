@@ -26,7 +26,7 @@ OPTIMIZER_MODULE = "torch.optim.optimizer"
 Check = Callable[[Any], None]
 
 
-class FirstStep:
+class StepChecks:
     """The pending checks; torch calls them before each step until none is left."""
 
     def __init__(self) -> None:
@@ -49,9 +49,9 @@ class FirstStep:
         """Register a hook with torch if a check is pending and torch is imported."""
         module: Any = sys.modules.get(OPTIMIZER_MODULE)
         if self._checks and self._hook is None and hasattr(module, "Optimizer"):
-            self._hook = module.register_optimizer_step_pre_hook(self._before)
+            self._hook = module.register_optimizer_step_pre_hook(self._run_checks)
 
-    def _before(self, optimizer: Any, *_: Any) -> None:
+    def _run_checks(self, optimizer: Any, *_: Any) -> None:
         # A step without gradients trains nothing: some scripts do it to please a scheduler.
         params = (param for group in optimizer.param_groups for param in group["params"])
         if any(param.grad is not None for param in params):
@@ -74,7 +74,7 @@ _SPOKEN = {
     Engine.FSDP: "FSDP",
     Engine.DEEPSPEED: "DeepSpeed",
 }
-_SWITCHES = {  # of those that shard the state over the ranks
+_SHARDING = {  # the engines that shard the state over the ranks, and accelerate's switches
     Engine.DEEPSPEED: "ACCELERATE_USE_DEEPSPEED",
     Engine.FSDP: "ACCELERATE_USE_FSDP",
 }
@@ -90,11 +90,11 @@ _LAUNCH, _SCRIPT = "the launch", "the script itself"
 class EngineWatch:
     """The requested engines, and those made in this rank."""
 
-    def __init__(self, world: Contract, env: Mapping[str, str], first_step: FirstStep) -> None:
-        self._world, self._first_step = world, first_step
-        named = env.get("CLUSTERRUN_ENGINE", "")
-        self._launched = Engine(named) if named in {engine.value for engine in Engine} else None
-        self._missing: dict[Engine, str] = {}  # requested, not yet made: by whom requested
+    def __init__(self, world: Contract, env: Mapping[str, str], step_checks: StepChecks) -> None:
+        self._world, self._step_checks = world, step_checks
+        name = env.get("CLUSTERRUN_ENGINE", "")
+        self._launched = Engine(name) if name in {engine.value for engine in Engine} else None
+        self._missing: dict[Engine, str] = {}  # requested but not yet made, and who requested it
         self._promised: set[Engine] = set()  # accelerate makes them in `prepare`
         self._made: set[Engine] = set()
         if self._launched is not None:
@@ -119,7 +119,7 @@ class EngineWatch:
 
     def check_end(self) -> None:
         """Break off if the script completed with DDP instead; warn if it trained nothing."""
-        for engine in self._missing.keys() - self._promised:
+        for engine in self._missing.keys() - self._promised:  # prepare() makes the promised ones
             who = self._missing[engine]
             if Engine.DDP in self._made:
                 self._break_off(engine, who, Engine.DDP)
@@ -128,31 +128,31 @@ class EngineWatch:
 
     def _require(self, engine: Engine, who: str) -> None:
         """Check at each step that an engine that shards was made, until it is."""
-        is_alone = engine is Engine.FSDP and self._world.expected == 1  # it shards nothing
-        has_shards = engine in _SWITCHES and not is_alone
-        if has_shards and engine not in self._made and self._world.holds:
+        is_alone = engine is Engine.FSDP and self._world.expected == 1  # one rank shards nothing
+        must_shard = engine in _SHARDING and not is_alone
+        if must_shard and engine not in self._made and self._world.is_enforced:
             self._missing.setdefault(engine, who)
-            self._first_step.add(self._check_step)
+            self._step_checks.add(self._check_step)
 
     def _check_step(self, optimizer: Any) -> None:
         """Break off if an optimizer steps while a requested engine is missing."""
         if self._missing and self._world.is_mine:
             if Engine.FSDP in self._missing and _is_sharded(optimizer, self._world.expected):
-                self._note(Engine.FSDP)
-            runs = Engine.DDP if Engine.DDP in self._made else Engine.NONE
+                self._note_made(Engine.FSDP)
+            used = Engine.DDP if Engine.DDP in self._made else Engine.NONE
             for engine, who in self._missing.items():
-                self._break_off(engine, who, runs)
+                self._break_off(engine, who, used)
 
-    def _note(self, engine: Engine) -> None:
-        # Also called at a step, where no check may be dropped. `status` shows the last engine.
+    def _note_made(self, engine: Engine) -> None:
+        # A check may call this: drop none here. `clusterrun status` shows the engine emitted last.
         self._missing.pop(engine, None)
         if engine not in self._made and rank() == 0:
             runtime.emit("engine", engine=engine.value)
         self._made.add(engine)
 
-    def _break_off(self, asked: Engine, who: str, runs: Engine) -> None:
-        cause, hint = _why(asked, runs, who, prepares=bool(self._promised))
-        message = f"{who} requested {_SPOKEN[asked]}, but {_SPOKEN[runs]} would train instead"
+    def _break_off(self, wanted: Engine, who: str, used: Engine) -> None:
+        cause, hint = _explain(wanted, used, who, prepares=bool(self._promised))
+        message = f"{who} requested {_SPOKEN[wanted]}, but {_SPOKEN[used]} would train instead"
         self._world.break_off(message, cause=cause, hint=hint, kind="engine")
 
     def _watch_class(self, name: str, engine: Engine, module: ModuleType) -> None:
@@ -166,9 +166,9 @@ class EngineWatch:
             # Before the call: DeepSpeed steps its optimizer once in its constructor.
             if self._world.is_mine:
                 # torch's composable DDP derives its state from FSDP's.
-                self._note(Engine.DDP if type(made).__name__ == "_ReplicateState" else engine)
+                self._note_made(Engine.DDP if type(made).__name__ == "_ReplicateState" else engine)
                 if not self._missing:
-                    self._first_step.drop(self._check_step)
+                    self._step_checks.drop(self._check_step)
             original(made, *args, **kwargs)
 
         watched.__init__ = __init__
@@ -181,16 +181,16 @@ class EngineWatch:
 
         @functools.wraps(original)
         def __init__(made: Any, *args: Any, **kwargs: Any) -> None:
-            wish = self._wish(signature, (made, *args), kwargs)
+            request = self._requested(signature, (made, *args), kwargs)
             original(made, *args, **kwargs)
             if self._world.is_mine:
                 kind = str(made.distributed_type.value)
-                ddp = Engine.DDP if kind.startswith("MULTI_") else None
-                self._check_accelerator(_KINDS.get(kind, ddp), wish)
+                ddp = Engine.DDP if kind.startswith("MULTI_") else None  # such as MULTI_GPU
+                self._check_accelerator(_KINDS.get(kind, ddp), request)
 
         accelerator.__init__ = __init__
 
-    def _wish(
+    def _requested(
         self, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Engine, str] | None:
         """Return the engine that a call of Accelerator() requests, and who requests it."""
@@ -199,20 +199,20 @@ class EngineWatch:
         except TypeError:
             return None  # let accelerate itself refuse the call
         plugin = next((_PLUGINS[name] for name in _PLUGINS if given.get(name)), None)
-        engine = plugin or switched_on()
+        engine = plugin or engine_by_env()
         if engine is None:
             return None
         if engine is self._launched:
             return engine, _LAUNCH
-        return engine, (_SCRIPT if plugin else f"{_SWITCHES[engine]}=true")
+        return engine, (_SCRIPT if plugin else f"{_SHARDING[engine]}=true")
 
-    def _check_accelerator(self, used: Engine | None, wish: tuple[Engine, str] | None) -> None:
+    def _check_accelerator(self, used: Engine | None, request: tuple[Engine, str] | None) -> None:
         """Break off if accelerate will prepare models for another engine than the requested one."""
         if used is None:
             return  # such as Megatron or a TPU
         self._promised.add(used)
-        if wish is not None:
-            self._require(*wish)
+        if request is not None:
+            self._require(*request)
         for engine, who in self._missing.items():
             if engine is not used:
                 self._break_off(engine, who, used)
@@ -221,25 +221,25 @@ class EngineWatch:
 def _is_sharded(optimizer: Any, world: int) -> bool:
     """Return whether the script has sharded parameters over all ranks, as DTensors of one mesh."""
     params = (param for group in optimizer.param_groups for param in group["params"])
-    spread = (param for param in params if hasattr(param, "placements"))
+    dtensors = (param for param in params if hasattr(param, "placements"))
     return any(
         param.device_mesh.size() == world and any(place.is_shard() for place in param.placements)
-        for param in spread
+        for param in dtensors
     )
 
 
-def _why(asked: Engine, runs: Engine, who: str, *, prepares: bool) -> tuple[str | None, str]:
-    """Return the usual cause and a hint. The forge imports accelerate for every script."""
-    if runs in _SWITCHES:
+def _explain(wanted: Engine, used: Engine, who: str, *, prepares: bool) -> tuple[str | None, str]:
+    """Return the usual cause, and a hint; `prepares`: whether the script uses an Accelerator."""
+    if used in _SHARDING:
         return None, "request only one: remove --strategy, or the script's plugin or variable"
-    if asked is Engine.FSDP and is_forced_to_cpu():
+    if wanted is Engine.FSDP and is_forced_to_cpu():
         also = "" if who == _LAUNCH else ", and remove FSDP from the script"
         hint = f"use --strategy zero2, which also shards on a CPU{also}"
         return "accelerate shards with FSDP on GPUs only", hint
-    if asked is Engine.DEEPSPEED and who == _LAUNCH and prepares:
+    if wanted is Engine.DEEPSPEED and who == _LAUNCH and prepares:
         cause = "the script probably sets cpu=True or use_cpu=True, or does not prepare the model"
         return cause, "remove it (--device cpu selects the CPU), and pass the model to prepare()"
-    if asked is Engine.DEEPSPEED and who != _LAUNCH and is_forced_to_cpu():
+    if wanted is Engine.DEEPSPEED and who != _LAUNCH and is_forced_to_cpu():
         cause = "the launch is plain DDP on a CPU, and accelerate ignores DeepSpeed there"
         file = "--deepspeed-config FILE, or the script's argument --deepspeed FILE"
         return cause, f"pass the JSON to the launch: clusterrun submit {file}"
@@ -252,9 +252,9 @@ def is_forced_to_cpu() -> bool:
     return _is_true("ACCELERATE_USE_CPU")
 
 
-def switched_on() -> Engine | None:
-    """Return the engine that accelerate's variables request."""
-    return next((engine for engine, name in _SWITCHES.items() if _is_true(name)), None)
+def engine_by_env() -> Engine | None:
+    """Return the engine that accelerate's variables request; None if they request none."""
+    return next((engine for engine, name in _SHARDING.items() if _is_true(name)), None)
 
 
 def _is_true(name: str) -> bool:

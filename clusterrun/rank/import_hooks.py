@@ -35,7 +35,7 @@ class _Hook:
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return what the other finders find for a watched module; None for any other."""
+        """Return what the other finders find for a watched module; None for other modules."""
         if (patch := self._patches.get(name)) is None:
             return None
         for finder in sys.meta_path:
@@ -82,13 +82,13 @@ def pass_on(module: ModuleType) -> None:
 
     @functools.wraps(original)
     def get_preparation_data(name: str) -> dict[str, Any]:
-        return {"clusterrun": _Install(), **original(name)}
+        return {"clusterrun": _Install(), **original(name)}  # runs _INSTALL when unpickled
 
     module.get_preparation_data = get_preparation_data  # type: ignore[attr-defined]
 
 
 def install() -> None:
-    """Watch this process, which a rank spawned; this costs nothing until torch is imported."""
+    """Install the checks in this process, which a rank spawned; before torch, they cost nothing."""
 
     def patch(module: ModuleType) -> None:
         _patches()[module.__name__](module)

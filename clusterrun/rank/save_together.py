@@ -21,13 +21,13 @@ from clusterrun.rank.collectives import (
     SavedPart,
     Sharing,
     agreed_problem,
-    at,
     broadcast,
-    completed,
+    complete_parts,
     disk_problem,
     gathered_parts,
     joined_world,
     problem_of,
+    with_node,
 )
 from clusterrun.rank.emit import emit, say, say_once
 from clusterrun.shared import checkpoint_files
@@ -55,11 +55,11 @@ class Checkpoints:
         settings: Mapping[str, Any] | None = None,
         override: Collection[str] = (),
     ) -> None:
-        if not (found := directory or os.environ.get("CLUSTERRUN_CHECKPOINT_DIR")):
+        if not (chosen := directory or os.environ.get("CLUSTERRUN_CHECKPOINT_DIR")):
             raise ValueError("a directory is required outside a run of clusterrun")
         if keep < 1:
             raise ValueError(f"keep={keep}: keep at least 1 checkpoint")
-        self.directory = Path(os.path.abspath(found))
+        self.directory = Path(os.path.abspath(chosen))
         self._keep = keep
         self._tidying: threading.Thread | None = None
         self._settings = dict(settings or {})
@@ -81,15 +81,15 @@ class Checkpoints:
         sharing = Sharing.of_this_rank()
         found = None
         listed = checkpoint_files.listed(self.directory) if sharing.is_first else []
-        every = sharing.each([path.name for _, path in listed])
-        paths = (self.directory / name for name in {name for names in every for name in names})
-        for _, path in checkpoint_files.newest_first(paths):
+        listings = sharing.from_groups([path.name for _, path in listed])
+        names = {name for listing in listings for name in listing}
+        for _, path in checkpoint_files.newest_first(self.directory / name for name in names):
             found, problem = _verified(path, sharing)
             if found is not None:
                 break
-            if sharing.here == 0:
+            if sharing.rank == 0:
                 say(checkpoint_files.passed_over(path, problem))
-        if sharing.here == 0:
+        if sharing.rank == 0:
             emit("resumed", step=found.step if found else 0)
         return found
 
@@ -106,16 +106,16 @@ class Checkpoints:
             allowed = f"override only {', '.join(overridable)}" if overridable else ""
             raise refusal(f"can't override {', '.join(wrong)}", allowed)
         try:
-            found = self._newest()
-            words = found and found.difference(world_size, self._settings, override=self._override)
+            if (found := self._newest()) is None:
+                return None
+            difference = found.difference(world_size, self._settings, override=self._override)
         except ClusterrunError as error:
             raise refusal(error.message, *error.hints) from None
-        if found and words:
+        if difference:
             more = {*overridable} - {*self._override}
             advice = _advice(found, world_size, found.changed(self._settings), more)
-            raise refusal(f"can't resume from {found.path}: {words}", advice)
-        if found:
-            self._overrides = overridden(found, self._settings, self._override)
+            raise refusal(f"can't resume from {found.path}: {difference}", advice)
+        self._overrides = overridden(found, self._settings, self._override)
         return found
 
     def save(self, step: int, write: Callable[[Path], object]) -> Path | None:
@@ -133,34 +133,34 @@ class Checkpoints:
         sharing = Sharing.of_this_rank()
         unfinished = checkpoint_files.unfinished_directory(self.directory, step, own_attempt())
         final = checkpoint_files.step_directory(self.directory, step)
-        parts, problem = self._written(step, unfinished, write, sharing)
+        parts, problem = self._write_and_sync(step, unfinished, write, sharing)
         if not (any(parts) or problem):
             if sharing.is_first:
                 shutil.rmtree(unfinished, ignore_errors=True)
             text = f"step {step} was not saved: nothing was written to {unfinished}"
-            way_out = "turn off accelerate's automatic_checkpoint_naming: it writes elsewhere"
-            raise ClusterrunError(f"{text} ({way_out})")
+            remedy = "turn off accelerate's automatic_checkpoint_naming: it writes elsewhere"
+            raise ClusterrunError(f"{text} ({remedy})")
         is_late = is_superseded()  # check again: writing takes long
         if not (problem or is_late):
             about = (self._settings, parts, self._overrides, sharing)
-            marked = functools.partial(mark, unfinished, step, *about)
-            problem = _published(unfinished, final, marked, sharing)
+            write_marker = functools.partial(mark, unfinished, step, *about)
+            problem = _publish(unfinished, final, write_marker, sharing)
         if problem or is_late:
             if sharing.is_first:
                 shutil.rmtree(unfinished, ignore_errors=True)
-            if problem and sharing.here == 0:
+            if problem and sharing.rank == 0:
                 say_unsaved(step, problem)
             return None
-        if sharing.here == 0:
+        if sharing.rank == 0:
             emit("checkpoint", path=str(final), step=step)
         if sharing.is_first:
-            self._tidy(step)
+            self._start_tidying(step)
         return final
 
-    def _written(
+    def _write_and_sync(
         self, step: int, unfinished: Path, write: Callable[[Path], object], sharing: Sharing
     ) -> tuple[Sequence[Sums], str]:
-        """Have all ranks write and sync their files; return what `settled_together` returns."""
+        """Have all ranks write and sync; return the files of each group of ranks, and the error."""
 
         def begin() -> None:
             checkpoint_files.set_unfinished_aside(self.directory, own_attempt())
@@ -168,29 +168,29 @@ class Checkpoints:
             try:
                 checkpoint_files.check_room(self.directory, sharing.node)
             except OSError:
-                self._tidy(step)  # may make room
-                self._tidied()
+                self._start_tidying(step)  # may make room
+                self._await_tidying()
                 checkpoint_files.check_room(self.directory, sharing.node)
 
         def fill() -> None:
             _await_directory(unfinished)
-            with _refusals() as refused:
+            with _disk_errors_of_torch() as errors:
                 write(unfinished)
-            if refused:
-                raise OSError(errno.ENOSPC, refused[0])  # what torch.save raised before
+            if errors:
+                raise OSError(errno.ENOSPC, errors[0])  # as torch.save would have done
 
         problem = agreed_problem(begin if sharing.is_first else None) or agreed_problem(fill)
         return ((), problem) if problem else settled_together(unfinished, sharing)
 
-    def _tidy(self, up_to: int) -> None:
-        """Remove, in a thread, what is older than the newest complete checkpoints up to a step."""
-        before = self._tidying
-        if before is None:
-            atexit.register(self._tidied, LEAVING_S)
+    def _start_tidying(self, up_to: int) -> None:
+        """Start a thread that removes all but the newest complete checkpoints up to a step."""
+        earlier = self._tidying
+        if earlier is None:
+            atexit.register(self._await_tidying, LEAVING_S)
 
         def tidy() -> None:
-            if before is not None:
-                before.join()
+            if earlier is not None:
+                earlier.join()  # one removal at a time
             try:
                 checkpoint_files.prune(self.directory, self._keep, up_to=up_to)
                 for path in checkpoint_files.awaiting_removal(self.directory):
@@ -201,26 +201,26 @@ class Checkpoints:
         self._tidying = threading.Thread(target=tidy, daemon=True)
         self._tidying.start()
 
-    def _tidied(self, timeout_s: float | None = None) -> None:
-        """Wait until the removal is complete."""
+    def _await_tidying(self, timeout_s: float | None = None) -> None:
+        """Wait until the removal is complete; None waits without limit."""
         if self._tidying is not None:
             self._tidying.join(timeout_s)
 
 
-def _published(
-    unfinished: Path, final: Path, marked: Callable[[], object], sharing: Sharing
+def _publish(
+    unfinished: Path, final: Path, write_marker: Callable[[], object], sharing: Sharing
 ) -> str:
     """Mark and publish a checkpoint, in all directories or none; return the error."""
-    done = []
+    published = []
 
     def publish() -> None:
         checkpoint_files.publish(unfinished, final)
-        done.append(final)
+        published.append(final)
 
-    problem = agreed_problem(marked if sharing.is_first else None)
+    problem = agreed_problem(write_marker if sharing.is_first else None)
     problem = problem or agreed_problem(publish if sharing.is_first else None)
     if problem:
-        for path in done:
+        for path in published:  # another node could not publish its part
             shutil.rmtree(path, ignore_errors=True)
     return problem
 
@@ -228,15 +228,14 @@ def _published(
 def overridden(
     found: Checkpoint, settings: Mapping[str, Any], override: Collection[str]
 ) -> Sequence[Mapping[str, Any]]:
-    """Return the checkpoint's overrides and those of this resume, which rank 0 reports.
-
-    A resume that will be refused overrides nothing.
-    """
-    refused = found.difference(None, settings, override=override)
-    if refused or not (changed := found.changed(settings)):
+    """Return the checkpoint's overrides and those of this resume, which rank 0 reports."""
+    # `difference` raises ClusterrunError for an override that is no setting. Only `newest`, which
+    # refuses no difference, gets here with another one: it reports and adds no override then.
+    differs_otherwise = bool(found.difference(None, settings, override=override))  # None: any world
+    if differs_otherwise or not (changed := found.changed(settings)):
         return found.overrides
-    here, _ = joined_world()
-    if here == 0:
+    own_rank, _ = joined_world()
+    if own_rank == 0:
         words = ", ".join(f"{name} {now} instead of {was}" for name, (was, now) in changed.items())
         say(f"resuming with {words} (override)")
         emit("overridden", step=found.step, settings=changed)
@@ -268,28 +267,28 @@ def _advice(
 
 
 @contextlib.contextmanager
-def _refusals() -> Iterator[list[str]]:
+def _disk_errors_of_torch() -> Iterator[list[str]]:
     """Collect disk errors of torch.save: raised between collectives, they would hang the others."""
     torch: Any = sys.modules.get("torch")
-    refused: list[str] = []
+    errors: list[str] = []
     if torch is None:
-        yield refused
+        yield errors
         return
     save = torch.save
 
-    def saved(state: object, file: Any, *args: Any, **options: Any) -> None:
+    def save_if_possible(state: object, file: Any, *args: Any, **options: Any) -> None:
         try:
             save(state, file, *args, **options)
         except Exception as error:
             if not (problem := disk_problem(error)):
                 raise
-            refused.append(problem)
+            errors.append(problem)
             with contextlib.suppress(OSError, TypeError):
                 os.truncate(file, 0)  # make room for the small files that follow
 
-    torch.save = saved
+    torch.save = save_if_possible
     try:
-        yield refused
+        yield errors
     finally:
         torch.save = save
 
@@ -297,24 +296,25 @@ def _refusals() -> Iterator[list[str]]:
 def settled_together(path: Path, sharing: Sharing) -> tuple[Sequence[Sums], str]:
     """Sync all files below a directory to the disk, each rank its share, once all have written.
 
-    On all ranks return their sizes and checksums, in one part for each node if nodes are apart, and
-    the error ("" for none).
+    Return on all ranks the sizes and checksums of the files, one mapping for each group of ranks
+    that share a directory, and the error ("" for none).
     """
     names: list[str] = []
     problem = ""
     try:
         names = checkpoint_files.file_names(path) if sharing.is_first else []
     except OSError as error:
-        problem = f"{disk_problem(error) or error} (rank {sharing.here})"
-    listings = sharing.each((names, problem))
-    if problem := next(filter(None, (problem for _, problem in listings)), ""):
+        problem = f"{disk_problem(error) or error} (rank {sharing.rank})"
+    listings = sharing.from_groups((names, problem))
+    if problem := next((problem for _, problem in listings if problem), ""):
         return (), problem
-    mine = sharing.own_share(listings[sharing.number][0])
-    parts, problem = gathered_parts(lambda: (sharing.number, checkpoint_files.settled(path, mine)))
+    group, names_of_groups = sharing.number, [names for names, _ in listings]
+    share = sharing.own_share(names_of_groups[group])
+    parts, problem = gathered_parts(lambda: (group, checkpoint_files.sync(path, share)))
     if problem:
         return (), problem
-    found = {(number, name): sums for number, part in parts for name, sums in part.items()}
-    return [{name: found[n, name] for name in names} for n, (names, _) in enumerate(listings)], ""
+    found = {(group, name): sums for group, part in parts for name, sums in part.items()}
+    return [{name: found[n, name] for name in names} for n, names in enumerate(names_of_groups)], ""
 
 
 def mark(
@@ -325,16 +325,16 @@ def mark(
     overrides: Sequence[Mapping[str, Any]],
     sharing: Sharing,
 ) -> None:
-    """Mark a directory as a complete checkpoint of this attempt."""
+    """Mark this rank's directory as complete; `parts` are the files of each group of ranks."""
     found = Checkpoint(
         path=path,
         step=step,
         world_size=joined_world()[1],
         attempt=own_attempt(),
-        saved_at=sharing.at,
+        saved_at=sharing.saved_at,
         settings=settings,
         overrides=overrides,
-        nodes=dict(zip(sharing.nodes, map(list, parts), strict=False)),
+        nodes=dict(zip(sharing.nodes, map(list, parts), strict=False)),  # {} if all share it
     )
     checkpoint_files.mark(found, parts[sharing.number])
 
@@ -345,10 +345,10 @@ def own_attempt() -> int:
 
 
 def is_superseded() -> bool:
-    """Return on all ranks whether a later attempt has begun: on a lost node, ranks still run."""
-    here, _ = joined_world()
-    is_late = broadcast(here == 0 and has_successor())
-    if is_late and here == 0:
+    """Return on all ranks whether a later attempt has begun: ranks of a lost node may still run."""
+    own_rank, _ = joined_world()
+    is_late = broadcast(own_rank == 0 and has_successor())
+    if is_late and own_rank == 0:
         own = own_attempt()
         say_once(f"attempt {own + 1} of this run has begun: attempt {own} no longer saves")
     return is_late
@@ -371,28 +371,28 @@ def _verified(path: Path, sharing: Sharing) -> tuple[Checkpoint | None, str]:
 
     Raises ClusterrunError on all ranks if one of them can't read its share.
     """
-    markers = sharing.each(SavedPart.read(path, sharing.node) if sharing.is_first else None)
+    markers = sharing.from_groups(SavedPart.read(path, sharing.node) if sharing.is_first else None)
     parts = [part for part in markers if part]
     own = parts[sharing.number]
     if problem := problem_of(parts):
         return None, problem
-    mine = {name: own.files[name] for name in sharing.own_share(list(own.files))}
+    share = {name: own.files[name] for name in sharing.own_share(list(own.files))}
 
-    def fault() -> str:
-        if own.found:
+    def check_share() -> str:
+        if own.checkpoint:
             _await_directory(path)
         try:
-            checkpoint_files.check(path, mine)
+            checkpoint_files.check(path, share)
         except IncompleteError as error:
-            return at(sharing.node, str(error))
+            return with_node(sharing.node, str(error))
         return ""
 
-    faults, problem = gathered_parts(fault)
+    faults, problem = gathered_parts(check_share)
     if problem:
         raise ClusterrunError(f"{path.name} can't be read: {problem}")
     if any(faults):
         return None, min(filter(None, faults))  # in file order, as with one rank
-    return completed(parts, sharing) if sharing.nodes else own.found, ""
+    return complete_parts(parts, sharing) if sharing.nodes else own.checkpoint, ""
 
 
 def _await_directory(path: Path) -> None:
@@ -406,7 +406,7 @@ def _await_directory(path: Path) -> None:
 
 
 def _is_listed(path: Path) -> bool:
-    """Return whether its parent lists it: NFS caches that a name is missing, but no listing."""
+    """Return whether its parent lists a path: NFS caches that a name is missing, but no listing."""
     with contextlib.suppress(OSError):
         return path.name in os.listdir(path.parent)
     return False

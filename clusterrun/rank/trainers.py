@@ -25,7 +25,7 @@ from typing import Any
 
 from clusterrun import runtime
 from clusterrun.errors import ClusterrunError
-from clusterrun.rank.collectives import at, broadcast, gathered, joined_world
+from clusterrun.rank.collectives import broadcast, gathered, joined_world, with_node
 from clusterrun.rank.emit import emit, say, say_once
 from clusterrun.rank.import_hooks import Patch
 from clusterrun.rank.save_together import has_successor, own_attempt, refusal
@@ -35,28 +35,28 @@ from clusterrun.shared.checkpoint_files import TRAINERS, UNREAD, Checkpoint, Inc
 _STATE, _ARGUMENTS = "trainer_state.json", "training_args.bin"
 _RANDOM = "rng_state_{}.pth"  # a zip archive that each rank of several writes last
 MOST_RECORDS = 8  # that are tried: there may be thousands
-_trainings: dict[str, Mapping[str, int] | None] = {}  # settings by directory; None if several
+_settings_by_folder: dict[str, Mapping[str, int] | None] = {}  # None: several trainings
 
 
-def _logged(state: Any) -> dict[str, Any]:
+def _newest_metrics(state: Any) -> dict[str, Any]:
     """Return the newest loss and learning rate of transformers' Trainer."""
-    logged = (entry for entry in reversed(state.log_history) if "loss" in entry)
-    newest: dict[str, Any] = next(logged, {})
+    with_loss = (entry for entry in reversed(state.log_history) if "loss" in entry)
+    newest: dict[str, Any] = next(with_loss, {})
     return {name: newest[name] for name in ("loss", "learning_rate") if name in newest}
 
 
-def _begun(step: int, total: int | None) -> None:
+def _report_begin(step: int, total: int | None) -> None:
     """Report the step from which a trainer starts; 0 is the beginning."""
     if runtime.rank() == 0:
         runtime.emit("resumed", step=int(step), total=total, is_trainer=True)
 
 
-def _ended(step: int, total: int | None, **metrics: Any) -> None:
+def _report_end(step: int, total: int | None, **metrics: Any) -> None:
     """Report that the training has ended; if it stopped early, this step was the last."""
-    if step not in (0, total):
-        runtime.follow_trainer(step, step, **metrics)
+    if step not in (0, total):  # else no step was made, or the last one is reported already
+        runtime.follow_trainer(step, total=step, **metrics)
     if runtime.rank() == 0:
-        runtime.emit("alive", training=False)
+        runtime.emit("alive", training=False)  # ends the watch for hangs
 
 
 def _watch_transformers(module: ModuleType) -> None:
@@ -67,19 +67,19 @@ def _watch_transformers(module: ModuleType) -> None:
     trainer: Any = getattr(module, "Trainer", None)
     code = getattr(getattr(trainer, "train", None), "__code__", None)
     is_on = os.environ.get("CLUSTERRUN_TRAINER_RESUME") == "1"
-    # Another first parameter: a version that this does not know.
-    if not (is_on and code and code.co_varnames[1:2] == ("resume_from_checkpoint",)):
+    # Leave alone a version of transformers whose train() has another first parameter.
+    if not is_on or code is None or code.co_varnames[1:2] != ("resume_from_checkpoint",):
         return
     train = trainer.train
 
     @functools.wraps(train)
-    def continued(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def resume(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         trial = args[0] if args else kwargs.get("trial")
         if trial is None:  # else it searches hyperparameters
-            resume_from_checkpoint = _begin(self, resume_from_checkpoint)
+            resume_from_checkpoint = _choose_start(self, resume_from_checkpoint)
         return train(self, resume_from_checkpoint, *args, **kwargs)
 
-    trainer.train = continued
+    trainer.train = resume
 
 
 def transformers_callback(module: str) -> Any:
@@ -88,14 +88,14 @@ def transformers_callback(module: str) -> Any:
 
     class TrainerSteps(base):  # type: ignore[misc]  # transformers has no types here
         def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            _begun(state.global_step, state.max_steps)
-            forget(args, state.global_step)
+            _report_begin(state.global_step, state.max_steps)
+            forget_after(args, state.global_step)
 
         def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            saved(args, state)
+            record_saved(args, state)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            runtime.follow_trainer(state.global_step, state.max_steps, **_logged(state))
+            runtime.follow_trainer(state.global_step, state.max_steps, **_newest_metrics(state))
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = (), **_: Any) -> None:
             # The last step was reported before its loss; an evaluation logs later, without one.
@@ -106,7 +106,7 @@ def transformers_callback(module: str) -> Any:
             runtime.alive()
 
         def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            _ended(state.global_step, state.max_steps, **_logged(state))
+            _report_end(state.global_step, state.max_steps, **_newest_metrics(state))
 
         def __reduce__(self) -> Any:
             return transformers_callback, (module,)  # a hyperparameter search pickles it
@@ -136,7 +136,7 @@ def lightning_callback(package: str) -> Any:
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             self._total = _total(trainer)
-            _begun(trainer.global_step, self._total)
+            _report_begin(trainer.global_step, self._total)
 
         def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
             runtime.follow_trainer(trainer.global_step, self._total)
@@ -145,7 +145,7 @@ def lightning_callback(package: str) -> Any:
             runtime.alive()
 
         def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-            _ended(trainer.global_step, self._total)
+            _report_end(trainer.global_step, self._total)
 
         def __reduce__(self) -> Any:
             return lightning_callback, (package,)  # ddp_spawn pickles it
@@ -169,45 +169,45 @@ PATCHES: Mapping[str, Patch] = {
 }
 
 
-def _begin(trainer: Any, asked: Any) -> Any:
-    """Return what to resume from: what the script says, else this run's newest checkpoint."""
+def _choose_start(trainer: Any, asked: Any) -> Any:
+    """Return what to resume from: what the script asks for, else this run's newest checkpoint."""
     hf: Any = sys.modules.get("clusterrun.hf")
     callbacks = trainer.callback_handler.callbacks
     if hf and any(isinstance(each, hf.CheckpointCallback) for each in callbacks):
-        return asked
+        return asked  # it marks its own, from which hf.resume_path resumes
     args, folder = trainer.args, os.path.abspath(trainer.args.output_dir)
-    if folder in _trainings:  # such as another fold: its checkpoints have the names of the first's
-        forget(args, -1)  # all
-        _trainings[folder] = None
+    if folder in _settings_by_folder:  # such as another fold: its checkpoints have equal names
+        forget_after(args, -1)  # remove all records
+        _settings_by_folder[folder] = None
         return asked
     with contextlib.suppress(ClusterrunError):  # this rank has joined no world
-        here, world_size = joined_world()
-        settings = _trainings[folder] = batch_settings(args, world_size)
+        own_rank, world_size = joined_world()
+        settings = _settings_by_folder[folder] = batch_settings(args, world_size)
         if own_attempt() > 1:
             if asked is None:
-                return _newest(folder, here, settings, args.max_steps)
-            if here == 0:
+                return _newest(folder, own_rank, settings, args.max_steps)
+            if own_rank == 0:
                 say(f"the script decides where the Trainer begins: resume_from_checkpoint={asked}")
     return asked
 
 
-def forget(args: Any, step: int) -> None:
-    """Forget what was saved after a step: a training begins there and writes it again."""
+def forget_after(args: Any, step: int) -> None:
+    """Remove the records of checkpoints after `step`, since a training begins there anew."""
     folder = os.path.abspath(args.output_dir)
-    if _trainings.get(folder) is not None and joined_world()[0] == 0:
+    if _settings_by_folder.get(folder) is not None and joined_world()[0] == 0:
         for later, record in _records(folder):
             if later > step:
                 shutil.rmtree(record, ignore_errors=True)
 
 
-def saved(args: Any, state: Any) -> None:
-    """Record a checkpoint that this rank, the first, has saved; others may still write theirs."""
+def record_saved(args: Any, state: Any) -> None:
+    """Record, on rank 0, a checkpoint that it has saved; other ranks may still write theirs."""
     step, folder = state.global_step, os.path.abspath(args.output_dir)
-    settings, path = _trainings.get(folder), Path(folder, f"checkpoint-{step}")
+    settings, path = _settings_by_folder.get(folder), Path(folder, f"checkpoint-{step}")
     if settings is None or args.save_only_model or state.is_hyper_param_search:
         return
-    here, world_size = joined_world()
-    if here or has_successor():
+    own_rank, world_size = joined_world()
+    if own_rank != 0 or has_successor():
         return
     about: dict[str, Any] = {"step": step, "world_size": world_size, "settings": settings}
     try:
@@ -234,33 +234,33 @@ def _records(folder: str) -> list[tuple[int, Path]]:
     return [(step, record) for step, record in listed if record == _record(folder, step)]
 
 
-def _newest(folder: str, here: int, settings: Mapping[str, int], last: int) -> str | None:
-    """Return the newest checkpoint that all ranks can use, before step `last` if that is not 0.
+def _newest(folder: str, own_rank: int, settings: Mapping[str, int], max_steps: int) -> str | None:
+    """Return the newest checkpoint that all ranks can use, before `max_steps` if that is positive.
 
-    In the middle of an epoch, transformers would train one step more than `max_steps`.
+    If it resumed at `max_steps` within an epoch, transformers would train one step more.
     """
 
     def tell(text: str) -> None:
-        if here == 0:
+        if own_rank == 0:
             say(text)
 
-    offered = broadcast(_recorded(folder) if here == 0 else [])
+    offered = broadcast(_recorded(folder) if own_rank == 0 else [])
     for found, files in offered:
         path = Path(folder, found.path.name)
-        if 0 < last <= found.step:
+        if 0 < max_steps <= found.step:
             continue
-        if problem := next(filter(None, gathered(_problem(path, here, found, files))), ""):
+        if problem := next(filter(None, gathered(_problem(path, own_rank, found, files))), ""):
             tell(checkpoint_files.passed_over(path, problem))
-        elif words := found.difference(None, settings):
+        elif difference := found.difference(None, settings):
             hint = "keep batch size x accumulation x ranks, or resume with --from scratch"
-            raise refusal(f"can't continue from {path}: {words}", hint)
+            raise refusal(f"can't continue from {path}: {difference}", hint)
         else:
             over = "to start over: --set launch.trainer_resume=false"
             tell(f"the Trainer continues from {path} ({over})")
             return str(path)
     if offered:
         tell("the Trainer starts over: no checkpoint of this run can be used")
-    elif here == 0:
+    elif own_rank == 0:
         other, _ = checkpoint_files.newest(_record(folder, 0).parent, TRAINERS, contents=False)
         if other:
             say(f"the Trainer starts over: it saves to {folder}, but this run saved {other.path}")
@@ -278,20 +278,20 @@ def _recorded(folder: str) -> list[tuple[Checkpoint, Sums]]:
     return found
 
 
-def _problem(path: Path, here: int, found: Checkpoint, files: Sums) -> str:
-    """Return why this rank can't use a checkpoint; one rank of each node looks for all."""
-    own, first = path / _RANDOM.format(here), _RANDOM.format(0)
-    differing = () if here == 0 else (first, _STATE, _ARGUMENTS)  # if nodes share no directory
+def _problem(path: Path, own_rank: int, found: Checkpoint, files: Sums) -> str:
+    """Return why this rank can't use a checkpoint; one rank of each node checks recorded files."""
+    own_random, first_random = path / _RANDOM.format(own_rank), _RANDOM.format(0)
+    differing = () if own_rank == 0 else (first_random, _STATE, _ARGUMENTS)  # on nodes apart
     needed = {name: files[name] for name in files if name not in differing}
     try:
-        if 0 < here < found.world_size and not zipfile.is_zipfile(own):
-            raise IncompleteError(f"{own.name} is missing or incomplete")
+        if 0 < own_rank < found.world_size and not zipfile.is_zipfile(own_random):
+            raise IncompleteError(f"{own_random.name} is missing or incomplete")
         if os.environ.get("LOCAL_RANK", "0") == "0":
             checkpoint_files.check(path, needed)
             if not (path / _STATE).is_file():
                 raise IncompleteError(f"{_STATE} is missing")
     except IncompleteError as fault:
-        return at(os.environ.get("CLUSTERRUN_NODE", ""), str(fault))
+        return with_node(os.environ.get("CLUSTERRUN_NODE", ""), str(fault))
     return ""
 
 

@@ -52,9 +52,9 @@ def main() -> None:
     leave_last()
     endings.append(ending := RankEnd())
     if (launcher := os.environ.get("CLUSTERRUN_LAUNCHER_PID", "")).isdigit():
-        # For the kernel, the parent is the thread that started this process (prctl(2)).
+        # Die with the launcher, or rather with its thread that started this process (prctl(2)).
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-        if os.getppid() != int(launcher):
+        if os.getppid() != int(launcher):  # it has already died
             os._exit(128 + signal.SIGKILL)
     if spool_file("out"):
         _move_output()
@@ -64,9 +64,9 @@ def main() -> None:
     runtime.emit("rank_start", pid=os.getpid(), host=os.uname().nodename)
     # For Slurm the agent is one task of a node: give scripts the values of this rank.
     task = {**given.task_variables(os.environ), "SLURM_TASK_PID": str(os.getpid())}
-    found = {name: value for name, value in task.items() if name in os.environ}
-    os.environ.update(given.noting_changes(os.environ, {**os.environ, **found}))
-    given.note_start(os.environ)
+    of_slurm = {name: value for name, value in task.items() if name in os.environ}
+    os.environ.update(given.noting_changes(os.environ, {**os.environ, **of_slurm}))
+    given.note_start(os.environ)  # for jobs that the script submits
     contract = world.Contract(os.environ, ending.break_off)
     contract.when_joined += when_joined
     contract.check_environment(os.environ)
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def _move_output() -> None:
-    """Redirect fd 1 and 2 to files, which no stopped agent can block; a third one is for stacks."""
+    """Send stdout and stderr to files, which no stopped agent can block, and stacks to a third."""
     for descriptor, stream, ending in ((1, sys.stdout, "out"), (2, sys.stderr, "err")):
         stream.flush()
         target = os.open(spool_file(ending), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -95,18 +95,16 @@ def _forgive_full_disk(buffer: Any) -> None:
     """Let prints succeed when their disk is full, and count the output that can't be written.
 
     Replace only the `write` of the stream's binary buffer: a custom stream class would lose the
-    fast paths that `io` has for its classes.
-
-    Bytes that a script writes to the binary buffer are no longer buffered: on a full disk they
-    would stay in the buffer and raise at each later flush.
+    fast paths that `io` has for its classes. What a script writes to that buffer is no longer
+    buffered: on a full disk it would stay there, and raise at each later flush.
     """
-    put = getattr(buffer, "raw", buffer).write  # `python -u` has no buffer
+    write_raw = getattr(buffer, "raw", buffer).write  # `python -u` has no buffer
     lost, why = 0, ""
 
-    def report() -> None:
+    def report_lost() -> None:
         nonlocal lost
         words = f"clusterrun: {lost} bytes of output were lost here: {why}"
-        if lost and put(f"\n{words}\n".encode()):  # the last line may have been cut
+        if lost and write_raw(f"\n{words}\n".encode()):  # the last line may have been cut
             lost = 0
 
     def write(data: Any) -> int | None:
@@ -114,9 +112,9 @@ def _forgive_full_disk(buffer: Any) -> None:
         rest = memoryview(data).cast("B")
         size = len(rest)
         try:
-            report()
+            report_lost()
             while rest:
-                if (written := put(rest)) is None:
+                if (written := write_raw(rest)) is None:
                     return None  # only the script can make it non-blocking
                 rest = rest[written:]
         except OSError as error:
@@ -127,7 +125,7 @@ def _forgive_full_disk(buffer: Any) -> None:
 
     def report_at_exit() -> None:
         with contextlib.suppress(OSError):
-            report()
+            report_lost()
 
     buffer.write = write
     atexit.register(report_at_exit)
@@ -189,7 +187,7 @@ def _execute(argv: Sequence[str]) -> None:
 
 
 def _look_first_in(directory: str) -> None:
-    """Add the directory that Python puts first on a script's path."""
+    """Put a directory first on sys.path, as Python does for a script, unless `python -P` runs."""
     if not getattr(sys.flags, "safe_path", False):
         sys.path.insert(0, directory)
 

@@ -29,7 +29,6 @@ from clusterrun.shared.own_modules import RUN_MODULE
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-
 # Any text as data: a word of bash, a directive of sbatch, a scalar of YAML
 
 
@@ -153,7 +152,7 @@ def render_bundle(plan: Plan, *, resolved_yaml: str, template_dirs: Sequence[Pat
         "unfit": int(NodeExit.NODE_UNFIT),
         "cancelled": int(NodeExit.CANCELLED),
     }
-    carried = {
+    carried = {  # by job.sbatch, which makes a run directory of them if submitted by hand
         "env.sh": render("env.sh.j2", values),
         "node.sh": render("node.sh.j2", values),
         "accelerate.yaml": plan.accelerate_text
@@ -162,9 +161,9 @@ def render_bundle(plan: Plan, *, resolved_yaml: str, template_dirs: Sequence[Pat
         "plan.json": plan.to_json(),
         "resolved.yaml": resolved_yaml,
     }
-    # bash's here-documents end with a whole line.
+    # A here-document of bash ends with a newline, unless it is empty.
     carried = {
-        name: text if text.endswith("\n") or not text else f"{text}\n"
+        name: f"{text}\n" if text and not text.endswith("\n") else text
         for name, text in carried.items()
     }
     files = [
@@ -184,7 +183,7 @@ def _delimiter(text: str) -> str:
     return delimiter
 
 
-@lru_cache(maxsize=8)  # with what it has compiled; a file that changed is read anew
+@lru_cache(maxsize=8)  # keeps compiled templates; jinja2 reads a file again if it has changed
 def _environment(directories: tuple[Path, ...]) -> Environment:
     import jinja2
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -225,15 +224,14 @@ def _only_quoted(value: object) -> Quoted:
 
 # The commands that start a training on several hosts by hand, one for each host
 
-
 _CONFIGS = ("accelerate.yaml", "ds_config.json")
 _SPECIAL = re.compile(r"[$`\"\\!']")
 
 
 def by_hand(plan: Plan, bundle: Bundle) -> Iterator[str]:
-    """Yield a command for each host, without spares; start all of them at the same time.
+    """Yield comments, and a command for each host but the spares, to be started at the same time.
 
-    Each is complete: it needs the project, the interpreter and a POSIX shell on its host.
+    Each command needs only the project, the interpreter and a POSIX shell on its host.
     """
     yield "# Run each line in its own terminal. Nothing watches or restarts these processes."
     yield f"# Each host needs the project in {plan.workdir!r}. Nothing is copied."
@@ -261,7 +259,7 @@ def _commands(plan: Plan, bundle: Bundle, rank: int) -> Iterator[str]:
         if text := bundle.files.get(name):
             lines = text.splitlines()
             if not plan.accelerate_text:  # from our template: leave out its comments
-                lines = [x for x in lines if x.strip() and not x.strip().startswith("#")]
+                lines = [line for line in lines if line.strip() and line.strip()[0] != "#"]
             yield f'printf "%s\\n" {" ".join(map(_word, lines))} > "$configs"/{name}'
     launcher = (plan.python, "-m", "accelerate.commands.launch")
     yield " ".join(map(_word, (*launcher, *_options(plan, rank), *entry_words(plan))))
@@ -283,13 +281,13 @@ def _activation(step: SetupStep) -> str:
         return f". {names}/bin/activate"
     if step.tool is Tool.CONDA:
         return f'eval "$(conda shell.posix hook)" && conda activate {names}'
-    # `eval`, so that a comment ends with its line.
+    # `eval` ends a comment in the text, which would hide the commands after it.
     return f"module load {names}" if step.tool is Tool.MODULES else f"eval {_word(step.text)}"
 
 
 def _word(text: str) -> str:
     """Quote a word, but let the host expand its home and the directory of the files."""
-    if text.startswith(RUN_DIR):
+    if text.startswith(RUN_DIR):  # a placeholder, before the name of a configuration file
         return f'"$configs"{shlex.quote(text.removeprefix(RUN_DIR))}'
     if text.startswith("~/"):
         return f"~/{shlex.quote(text[2:])}"

@@ -40,7 +40,7 @@ class AttemptRecord:
 
 
 def take_attempt(paths: RunPaths, number: int, owner: str) -> bool:
-    """Take an attempt; return False if another process has it. Raises OSError.
+    """Take an attempt for the process `owner`; return False if another has it. Raises OSError.
 
     The directory does not show who created it: NFS repeats a mkdir whose answer was lost, and then
     reports EEXIST. The record does.
@@ -49,7 +49,7 @@ def take_attempt(paths: RunPaths, number: int, owner: str) -> bool:
     record = AttemptRecord(
         owner=owner,
         taken_at=round(time.time(), 3),
-        printed=files.size_of(paths.batch_output),
+        printed=files.size_of(paths.batch_output),  # so far: all attempts share it
         secret=secrets.token_hex(32),
     )
     try:
@@ -79,10 +79,11 @@ def read_attempt(paths: RunPaths, number: int) -> AttemptRecord:
 
 
 def followed_by(paths: RunPaths, attempt: int, owner: str) -> str:
-    """Say that another process has begun a later attempt; "" if none has."""
+    """Say that a process other than `owner` began an attempt after `attempt`; "" if none did."""
     newest = 0
     with contextlib.suppress(OSError):
         newest = paths.newest_attempt()
-    if attempt and newest > attempt and read_attempt(paths, newest).owner not in ("", owner):
+    later_owner = read_attempt(paths, newest).owner if 0 < attempt < newest else ""  # 0: none yet
+    if later_owner not in ("", owner):  # "": no later attempt, or its owner is not known
         return f"attempt {newest} of this run has begun elsewhere"
     return ""

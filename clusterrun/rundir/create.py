@@ -41,14 +41,14 @@ def create_run(runs_dir: RunsDir, name: str, run_id: str, bundle: Bundle) -> Run
     """
     root = RunsDir(root=runs_dir.root.absolute())
     paths = root.run(directory_name(name), run_id)
-    above = (paths.root.parent, root.by_job, root.root)
+    above = (paths.root.parent, root.by_job, root.root)  # made below if they do not exist
     paths = dataclasses.replace(paths, made=tuple(filterfalse(os.path.lexists, above)))
     undo = _remove_made  # once the run directory is ours: remove_run
     try:
         try:
             _make_parents(root, paths)
             paths.root.mkdir(mode=0o700)
-        except FileNotFoundError:  # another submission, refused, removed what it had made above
+        except FileNotFoundError:  # another submission failed, and removed the parents it had made
             _make_parents(root, paths)
             paths.root.mkdir(mode=0o700)
         undo = remove_run
@@ -58,11 +58,9 @@ def create_run(runs_dir: RunsDir, name: str, run_id: str, bundle: Bundle) -> Run
     except BaseException as error:
         undo(paths)
         if isinstance(error, OSError):
-            raise ClusterrunError(
-                f"cannot create the run directory {paths.root}",
-                cause=str(error),
-                hint="choose another directory with --run-dir",
-            ) from error
+            text = f"cannot create the run directory {paths.root}"
+            hint = "choose another directory with --run-dir"
+            raise ClusterrunError(text, cause=str(error), hint=hint) from error
         raise
     return paths
 
@@ -86,13 +84,13 @@ def _make_parents(runs_dir: RunsDir, paths: RunPaths) -> None:
             )
 
 
-def _others_can_rename(found: os.stat_result) -> bool:
+def _others_can_rename(directory: os.stat_result) -> bool:
     """Return whether other users can rename entries of a directory."""
-    open_to = stat.S_IWOTH | stat.S_IWGRP
+    writable = stat.S_IWOTH | stat.S_IWGRP
     with contextlib.suppress(KeyError):  # the group has no name
-        if grp.getgrgid(found.st_gid).gr_name == current_user():  # the user's private group
-            open_to = stat.S_IWOTH
-    return not found.st_mode & stat.S_ISVTX and bool(found.st_mode & open_to)
+        if grp.getgrgid(directory.st_gid).gr_name == current_user():  # the user's private group
+            writable = stat.S_IWOTH
+    return bool(directory.st_mode & writable) and not directory.st_mode & stat.S_ISVTX  # sticky
 
 
 def write_config(path: Path, text: str) -> None:
@@ -114,16 +112,16 @@ def _remove_made(paths: RunPaths) -> None:
             directory.rmdir()
 
 
-def remove_old(runs_dir: RunsDir, found: Iterable[RunPaths]) -> None:
+def remove_old(runs_dir: RunsDir, runs: Iterable[RunPaths]) -> None:
     """Remove runs, the links of their jobs, and what an interrupted removal has left.
 
-    A run is renamed first, so that no command lists the rest of it. Raises OSError, and
+    A run is renamed first, so that no command lists one that is partly removed. Raises OSError, and
     ClusterrunError for a run that is being resumed.
     """
     top = runs_dir.removed(os.getuid())
     if os.path.lexists(top) and (top.is_symlink() or top.lstat().st_uid != os.getuid()):
         raise PermissionError(errno.EPERM, "it is a link, or belongs to another user", str(top))
-    for paths in found:
+    for paths in runs:
         aside = top / paths.root.parent.name
         aside.mkdir(mode=0o700, parents=True, exist_ok=True)
         with locked(paths.resume_lock, 0):

@@ -33,10 +33,10 @@ def read_end(paths: RunPaths) -> End | None:
     """Read end.json; None if it is missing, damaged or older than the newest attempt."""
     begun_ns = 0
     with contextlib.suppress(OSError):
-        begun_ns = paths.attempts_dir.stat().st_mtime_ns
+        begun_ns = paths.attempts_dir.stat().st_mtime_ns  # set by the newest attempt's directory
     with contextlib.suppress(OSError):
         is_newer = paths.end.stat().st_mtime_ns >= begun_ns  # both times are the file server's
-        # A copy of a run has other times.
+        # A copied run has other times; an outcome shows as well that the attempt has ended.
         if is_newer or paths.outcome(paths.newest_attempt()).exists():
             return reading.read(paths.end, End, SCHEMA)
     return None

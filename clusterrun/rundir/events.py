@@ -97,10 +97,8 @@ def parse(line: bytes) -> Event | None:
         at, attempt = decoded(float, data["ts"]), decoded(int, data["attempt"])
     except (KeyError, ValueError):
         return None
-    kept: dict[str, Any] = {
-        name: value for name, value in data.items() if type(value) is _TYPES.get(name)
-    }
-    return Event(at=at, type=kind, attempt=attempt, node=str(data.get("node", "")), **kept)
+    fields: dict[str, Any] = {n: v for n, v in data.items() if type(v) is _TYPES.get(n)}
+    return Event(at=at, type=kind, attempt=attempt, node=str(data.get("node", "")), **fields)
 
 
 def read(path: Path, types: Collection[EventType]) -> Iterator[Event]:
@@ -117,13 +115,13 @@ def read(path: Path, types: Collection[EventType]) -> Iterator[Event]:
 
 
 def read_ends(path: Path, attempt: int) -> Iterator[Event]:
-    """Yield the first and the last events of an attempt; of the first steps, only one."""
+    """Yield an attempt's first and last events; of early steps, only the one that ends a start."""
     first, has_step = b"", False
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
-            start, _ = _border(file, size, attempt)
-            _, end = _border(file, size, attempt + 1)
+            start, _ = _offsets_around(file, size, attempt)
+            _, end = _offsets_around(file, size, attempt + 1)
             file.seek(start)
             if end - start > FIRST_BYTES + LAST_BYTES:
                 first = file.read(FIRST_BYTES).rpartition(b"\n")[0]
@@ -131,9 +129,11 @@ def read_ends(path: Path, attempt: int) -> Iterator[Event]:
             last = file.read(end - file.tell()) + file.readline()  # `end` may be within a line
     except OSError:
         return
-    for line in first.split(b"\n"):  # none if the attempt is small
+    for line in first.split(b"\n"):  # empty if the attempt is small: `last` has all
         is_step = b': "step"' in line
-        if not (is_step and has_step) and (event := parse(line)) and event.attempt == attempt:
+        if is_step and has_step:
+            continue
+        if (event := parse(line)) and event.attempt == attempt:
             has_step |= is_step
             yield event
     for line in last.split(b"\n"):
@@ -141,13 +141,13 @@ def read_ends(path: Path, attempt: int) -> Iterator[Event]:
             yield event
 
 
-def _border(file: BinaryIO, size: int, attempt: int) -> tuple[int, int]:
-    """Return two offsets between which the first line of an attempt begins, by bisection.
+def _offsets_around(file: BinaryIO, size: int, attempt: int) -> tuple[int, int]:
+    """Return two offsets between which an attempt begins, give or take a line, by bisection.
 
     A file contains the attempts in order. Stop when they are close, compared with LAST_BYTES.
     """
     low, high = 0, size
-    while attempt > 1 and high - low > LAST_BYTES // 16:
+    while attempt > 1 and high - low > LAST_BYTES // 16:  # attempt 1 begins at 0
         middle = (low + high) // 2
         file.seek(middle)
         file.readline()  # `middle` may be within a line
@@ -206,14 +206,14 @@ class Startup:
 
 def startup_of(ends: Mapping[Phase, float], since: float | None, *, is_restart: bool) -> Startup:
     """Return how long each phase took; the first one begins at `since`, None if that is unknown."""
-    found, at = [], since
+    phases, begin = [], since
     for phase in Phase:
         if (end := ends.get(phase)) is None:
             continue
-        if at is not None:  # else its begin is unknown
-            found.append((phase, max(0.0, end - at)))  # machines' clocks differ a little
-        at = end if at is None else max(at, end)
-    return Startup(phases=tuple(found), is_restart=is_restart)
+        if begin is not None:
+            phases.append((phase, max(0.0, end - begin)))  # machines' clocks differ a little
+        begin = end if begin is None else max(begin, end)
+    return Startup(phases=tuple(phases), is_restart=is_restart)
 
 
 def read_start(paths: RunPaths, attempt: int) -> dict[Phase, float]:
@@ -226,14 +226,14 @@ def read_start(paths: RunPaths, attempt: int) -> dict[Phase, float]:
         phase = ENDED_BY.get(event.type)
         if phase is Phase.LAUNCHER:  # the last rank ends it
             ends[phase] = max(ends.get(phase) or event.at, event.at)
-        elif phase:
+        elif phase:  # the first event of this type ends it
             ends[phase] = ends.get(phase) or event.at
         if event.type is EventType.STARTED:
             ends |= {Phase.QUEUE: event.job_start, Phase.STAGE: event.staged_at}
         elif event.type is EventType.WORLD_READY and event.waited_s is not None:
-            ends.setdefault(Phase.IMPORTS, event.at - event.waited_s)
+            ends.setdefault(Phase.IMPORTS, event.at - event.waited_s)  # when rank 0 began to wait
         elif event.type is EventType.STEP:
             break
-    if Phase.LAUNCHER not in ends:
+    if Phase.LAUNCHER not in ends:  # no rank has started
         return {}
     return {phase: end for phase, end in ends.items() if end is not None}

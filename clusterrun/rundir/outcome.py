@@ -99,7 +99,8 @@ class Outcome:
             return JobState.COMPLETED
         if self.cause not in (Cause.CANCELLED, Cause.INTERRUPTED):
             return JobState.FAILED
-        return JobState.TIMEOUT if self.code == NodeExit.INTERRUPTED else JobState.CANCELLED
+        is_to_resume = self.code == NodeExit.INTERRUPTED  # as at the time limit or a preemption
+        return JobState.TIMEOUT if is_to_resume else JobState.CANCELLED
 
     def to_json(self) -> str:
         """Return the text of `outcome.json`."""
@@ -112,13 +113,13 @@ class Outcome:
 
 
 def hints_of(outcome: Outcome | None, verdict: ShortVerdict | None) -> list[str]:
-    """Return what a rank said to do as it broke off, if its world or engine is the cause."""
+    """Return the hints in the error of a rank that found its world or its engine to be wrong."""
     if outcome is None or outcome.cause not in (Cause.WORLD, Cause.WORLD_ELSEWHERE, Cause.ENGINE):
         return []  # any other message is the script's
     if verdict is None or verdict.cause != "world_size_not_joined":
-        return []
+        return []  # the logs show another cause, or none
     lines = [line for line in outcome.message.splitlines() if line.startswith(HINT)]
-    # The last hint only switches the check off.
+    # A single hint is the last one, which only says how to switch the check off.
     return [line.removeprefix(HINT) for line in lines] if len(lines) > 1 else []
 
 

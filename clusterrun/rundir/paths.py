@@ -154,7 +154,7 @@ def directory_name(name: str) -> str:
     """
     if re.match(_SAFE_NAME, name) and len(name) <= NAME_BYTES and name != "by-job":
         return name
-    likeness = re.sub(_UNSAFE, "-", name).strip(".-")[: NAME_BYTES - 7] or "run"  # -2c2c79
+    likeness = re.sub(_UNSAFE, "-", name).strip(".-")[: NAME_BYTES - 7] or "run"  # 7: -2c2c79
     import hashlib  # slow to import; most names are safe
 
     digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()

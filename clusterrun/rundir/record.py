@@ -104,7 +104,7 @@ class JobRecord:
 
 
 def new_record(plan: Plan, paths: RunPaths, *, argv: Sequence[str], now: float) -> JobRecord:
-    """Return the record of a run before its submission, without a job id."""
+    """Return the record of a run before its submission by command `argv`, without a job id."""
     versions = {library: installed_version(library) for library in LIBRARIES}
     return JobRecord(
         job_id=JobId(),
@@ -132,26 +132,28 @@ def shape(plan: Plan) -> dict[str, Any]:
 def submitted_as(
     record: JobRecord, job_id: JobId, slurm_cluster: str | None, home: Home | None = None
 ) -> JobRecord:
-    """Add a run's first job; the job may have recorded itself already."""
-    own = job_id if job_id not in record.job_ids else record.job_id
-    return dataclasses.replace(record, job_id=own, slurm_cluster=slurm_cluster, home=home)
+    """Return a record with what a submission returned; `home`: where the run is, if not here."""
+    # The job may have recorded itself already, and a later one may have continued the run.
+    current = record.job_id if job_id in record.job_ids else job_id
+    return dataclasses.replace(record, job_id=current, slurm_cluster=slurm_cluster, home=home)
 
 
 def chained_by(record: JobRecord, job_id: JobId) -> JobRecord:
-    """Add a job to a run's chain; the job may have recorded itself already."""
+    """Return a record with one more job in its chain; the job may have recorded itself already."""
     if job_id in record.job_ids:
         return record
     return dataclasses.replace(record, chained_job_ids=(*record.chained_job_ids, job_id))
 
 
 def continued_by(record: JobRecord, job_id: JobId) -> JobRecord:
-    """Make another job the run's current one; the jobs of the chain before it have ended."""
+    """Return a record whose current job is another one; all jobs of the chain before it ended."""
     ids = record.job_ids
     if job_id in (record.job_id, *record.earlier_job_ids):
         return record
-    at = ids.index(job_id) if job_id in record.chained_job_ids else len(ids)
+    # A job that was not in the chain comes after all of it.
+    position = ids.index(job_id) if job_id in record.chained_job_ids else len(ids)
     return dataclasses.replace(
-        record, job_id=job_id, earlier_job_ids=ids[:at], chained_job_ids=ids[at + 1 :]
+        record, job_id=job_id, earlier_job_ids=ids[:position], chained_job_ids=ids[position + 1 :]
     )
 
 
@@ -200,8 +202,8 @@ def read(paths: RunPaths) -> JobRecord:
         data = files.parse_object(files.read_whole(paths.record))
         if data is None:
             raise ValueError("it is not an object of JSON")
-        there = {"run_dir": str(paths.root.absolute()), "run_id": paths.root.name}
-        return typed.of_schema(JobRecord, {**data, **there}, SCHEMA)
+        place = {"run_dir": str(paths.root.absolute()), "run_id": paths.root.name}
+        return typed.of_schema(JobRecord, {**data, **place}, SCHEMA)
     except (OSError, ValueError) as error:
         owner = other_owner(paths.root)
         access = f"ask its owner, {owner}, for access"
@@ -214,16 +216,16 @@ def read_again(record: JobRecord) -> JobRecord:
     return readable(record.paths.root) or record
 
 
-def _unreadable(root: Path, written_at: float) -> JobRecord:
-    """Return what a list shows of a run whose job.json is damaged: its place, and blank fields."""
+def _placeholder(root: Path, written_at: float) -> JobRecord:
+    """Stand in for a damaged job.json in a list of runs: its place and time, and blank fields."""
     fields: dict[str, Any] = {
         field.name: 0 if field.type == "int" else ""
         for field in dataclasses.fields(JobRecord)
-        if field.type in ("int", "str")  # annotations are texts here
+        if field.type in ("int", "str")  # this module's annotations are strings
     }
     fields |= {"job_id": JobId(), "cluster": Cluster.LOCAL, "slurm_cluster": None}
     fields |= {"name": root.parent.name, "run_id": root.name, "run_dir": str(root.absolute())}
-    fields |= {"argv": (), "versions": {}, "workdir": str(root.parent.parent.parent)}
+    fields |= {"argv": (), "versions": {}, "workdir": str(root.parent.parent.parent)}  # by default
     return JobRecord(**fields, submitted_at=written_at)
 
 
@@ -276,9 +278,9 @@ def list_records(
 ) -> list[JobRecord]:
     """Return the readable records of a directory of runs, the last submitted or resumed first.
 
-    With a `limit`, do not read files that are too old to be among so many newest ones: a record
-    is not younger than its file, except for the clocks. `of` says which records count (all by
-    default); `name` looks only where runs of that name are.
+    With a `limit`, stop at files that are too old to be among so many newest records: a file is
+    written after the times in it, apart from clock skew. `of` says which records count (all by
+    default); `name` looks only where runs of that name are. `with_damaged` adds placeholders.
     """
     found: list[JobRecord] = []
     for written_at, root in sorted(_record_files(runs_dir, name), reverse=True):
@@ -287,7 +289,7 @@ def list_records(
             break
         record = readable(Path(root))
         if record is None and with_damaged:
-            record = _unreadable(Path(root), written_at)
+            record = _placeholder(Path(root), written_at)
         if record is not None and of(record):
             found.append(record)
     return sorted(found, key=lambda record: record.age_key, reverse=True)[:limit]
@@ -321,14 +323,15 @@ def readable(root: Path) -> JobRecord | None:
 
 
 def resolve_job(text: str | None, runs_dirs: Sequence[RunsDir]) -> JobRecord:
-    """Find a run by job id, name, run id or a path in it; None means the newest of the first place.
+    """Find a run by job id, name, run id or a path in it; None means the newest of this project.
 
-    Return the newest of several runs with a name. Raises JobNotFoundError.
+    The first of `runs_dirs` is this project's. Return the newest of several runs with a name.
+    Raises JobNotFoundError.
     """
     if text is None:
-        for place in runs_dirs[:1]:  # at most one
-            for each in list_records(place, 1, of=lambda x: not x.is_smoke, with_damaged=True):
-                return _undamaged(each)
+        for place in runs_dirs[:1]:  # at most one place, and at most one record in it
+            for newest in list_records(place, 1, of=lambda x: not x.is_smoke, with_damaged=True):
+                return _checked(newest)
         raise _not_found("no run yet", runs_dirs[:1])
     for find in (_by_job_id, _by_path, _by_name):
         record = find(text, runs_dirs)
@@ -342,9 +345,10 @@ def _by_job_id(text: str, runs_dirs: Sequence[RunsDir]) -> JobRecord | None:
     match = re.match(_JOB_ID, text)
     if match is None:
         return None
-    for places in (runs_dirs[:1], runs_dirs[1:]):  # elsewhere, the id may be another job's
-        jobs = (_job_in(place, JobId(match[1]), match[2]) for place in places)
-        found = [record for record in jobs if record is not None]
+    job_id, slurm_cluster = JobId(match[1]), match[2]  # "tuxA" of 4711;tuxA, or None
+    for places in (runs_dirs[:1], runs_dirs[1:]):  # own project first: others may reuse ids
+        records = (_job_in(place, job_id, slurm_cluster) for place in places)
+        found = [record for record in records if record is not None]
         if len(found) > 1:
             raise UsageError(
                 f"{len(found)} jobs have the id {text}, but none in {runs_dirs[0].root}",
@@ -359,7 +363,7 @@ def _job_in(runs_dir: RunsDir, job_id: JobId, slurm_cluster: str | None) -> JobR
     """Return the newest run with a job, by the id's link or, if need be, by all records."""
     linked = RunPaths(root=_followed(runs_dir.job_link(job_id)))
     candidates = [read(linked)] if os.path.exists(linked.record) else []  # False if closed to us
-    if slurm_cluster or not candidates:  # the link points to the newest run with the id
+    if slurm_cluster or not candidates:  # the link may point to a run on another cluster
         candidates += list_records(runs_dir)
     for record in candidates:
         if job_id in record.job_ids and slurm_cluster in (None, record.slurm_cluster):
@@ -374,7 +378,7 @@ def _by_path(text: str, runs_dirs: Sequence[RunsDir]) -> JobRecord | None:
         return None
     for directory in (path, *path.parents):
         is_closed = os.path.isdir(directory) and not os.access(directory, os.X_OK)
-        if is_closed or os.path.exists(RunPaths(root=directory).record):
+        if is_closed or os.path.exists(RunPaths(root=directory).record):  # closed: read() raises
             return read(RunPaths(root=_followed(directory)))
     return None
 
@@ -392,20 +396,20 @@ def _by_name(text: str, runs_dirs: Sequence[RunsDir]) -> JobRecord | None:
     for runs_dir in runs_dirs:
         if newest := list_records(runs_dir, 1, name=text, of=lambda record: record.name == text):
             return newest[0]
-        for record in list_records(runs_dir, with_damaged=True):
+        for record in list_records(runs_dir, with_damaged=True):  # also finds damaged ones by name
             if text in (record.name, record.run_id, f"{record.name}/{record.run_id}"):
-                return _undamaged(record)
+                return _checked(record)
     return None
 
 
-def _undamaged(record: JobRecord) -> JobRecord:
-    """Return a record; raise what is wrong with it rather than take an older run."""
+def _checked(record: JobRecord) -> JobRecord:
+    """Return a record; if it is damaged, raise what is wrong rather than take an older run."""
     return read(record.paths) if record.is_damaged else record
 
 
 def _not_found(message: str, runs_dirs: Sequence[RunsDir]) -> JobNotFoundError:
     """Return the error; its hint names the newest runs in these places, if there are any."""
-    for root in (each.root for each in runs_dirs[:1]):
+    for root in (each.root for each in runs_dirs[:1]):  # at most one
         if root.is_dir() and not os.access(root, os.R_OK | os.X_OK):
             text = f"you cannot read {root}, which belongs to {user_name(root.stat().st_uid)}"
             return JobNotFoundError(text, hint="ask its owner for access, or name a run of yours")
@@ -414,8 +418,8 @@ def _not_found(message: str, runs_dirs: Sequence[RunsDir]) -> JobNotFoundError:
     known = ", ".join(f"{record.job_id} ({record.name})" for record in newest)
     others = f" or in {count(len(runs_dirs) - 1, 'other project')}" if len(runs_dirs) > 1 else ""
     place = runs_dirs[0].root if runs_dirs else "any known directory"
-    hint = "run the command where you submitted, or pass the path of the run"
-    hint = f"choose a run; the newest are: {known}" if known else hint
+    where = "run the command where you submitted, or pass the path of the run"
+    hint = f"choose a run; the newest are: {known}" if known else where
     return JobNotFoundError(f"{message} in {place}{others}", hint=hint)
 
 
@@ -443,7 +447,7 @@ def remembered_roots() -> list[RunsDir]:
 
 
 def remember_home(record: JobRecord) -> None:
-    """Remember the home that a record names, if any. Raises OSError."""
+    """Remember the home that a record names: its run directory on another host. Raises OSError."""
     if record.home:
         path = _home_file(record)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -451,11 +455,11 @@ def remember_home(record: JobRecord) -> None:
 
 
 def adopted(record: JobRecord) -> JobRecord:
-    """Return a record with the home of the run. Raises NotAdoptedError if only job.json has one."""
-    if record.home is None:
+    """Return a record with the home elsewhere that this user accepted. Raises NotAdoptedError."""
+    if record.home is None:  # the run is on this machine
         return record
-    home = reading.read(_home_file(record), Home, HOME_SCHEMA)
-    if home is None:
+    home = reading.read(_home_file(record), Home, HOME_SCHEMA)  # as `remember_home` wrote it
+    if home is None:  # only job.json names one, which another user may have written
         word = record.job_id or shlex.quote(record.run_dir)
         raise NotAdoptedError(
             f"job {word} is on {record.home.host}, but only according to its job.json",

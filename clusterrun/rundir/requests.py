@@ -61,7 +61,7 @@ _TEXTS = {
     Reason.CANCEL: "cancelled, after a checkpoint",
     Reason.TIME_LIMIT: "the time limit",
     Reason.PREEMPT: "preempted",
-    Reason.SIGNAL: "asked to save and exit by SIGUSR2",
+    Reason.SIGNAL: "a warning signal (SIGUSR1 or SIGUSR2)",
 }
 
 
@@ -74,7 +74,7 @@ def read_request(path: Path) -> Reason | None:
 
 
 def write_request(path: Path, reason: Reason) -> None:
-    """Request an interruption; the first request is kept, but END replaces any other."""
+    """Request an interruption; keep an earlier request, unless the new one is END."""
     write = files.write_whole if reason is Reason.END else files.create
     with contextlib.suppress(OSError):  # FileExistsError: another request was first
         write(path, f"{reason.value}\n")

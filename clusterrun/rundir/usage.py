@@ -107,14 +107,14 @@ def percent(used: int | None, limit: int | None) -> float | None:
 
 def alert_texts(alerts: Iterable[Alert], sample: Sample) -> list[str]:
     """Describe alerts of a node by its newest sample, those of one kind in one line."""
-    gpus: dict[AlertKind, list[GpuSample]] = {}
+    by_kind: dict[AlertKind, list[GpuSample]] = {}  # host memory has no GPUs
     for alert in alerts:
-        gpus.setdefault(alert.kind, []).extend(g for g in sample.gpus if g.index == alert.gpu)
-    return [_alert_text(kind, found, sample) for kind, found in gpus.items()]
+        by_kind.setdefault(alert.kind, []).extend(g for g in sample.gpus if g.index == alert.gpu)
+    return [_alert_text(kind, gpus, sample) for kind, gpus in by_kind.items()]
 
 
 def _alert_text(kind: AlertKind, gpus: Sequence[GpuSample], sample: Sample) -> str:
-    """Describe alerts of one kind: the worst GPU of all, but the shortest time of idle ones."""
+    """Describe the alerts of one kind by the worst of these GPUs, or by the shortest idle time."""
     if kind is AlertKind.HOST_MEMORY:
         full_s = sample.host_full_s
         full = "" if full_s is None else f", full in {max(1, round(full_s / 60)):,} min"
@@ -162,15 +162,16 @@ def read_latest(paths: RunPaths, attempt: int | None = None) -> dict[str, Sample
     nodes: set[str] = set()
     with contextlib.suppress(OSError):
         nodes = {entry.stem for entry in paths.usage_dir.iterdir()}
-    newest = {node: next(_newest(paths, node), None) for node in sorted(nodes)}
+    newest = {node: next(_newest_first(paths, node), None) for node in sorted(nodes)}
     return {node: each for node, each in newest.items() if each and each.attempt == number}
 
 
-def _newest(paths: RunPaths, node: str) -> Iterator[Sample]:
-    """Yield a node's samples, newest first; read more of a file's end only if that is needed."""
+def _newest_first(paths: RunPaths, node: str) -> Iterator[Sample]:
+    """Yield a node's samples, newest first; repeat them if more of a file's end must be read."""
     for path in (paths.usage(node), paths.earlier_usage(node)):
         for size in (files.TAIL_BYTES, LINE_BYTES):
-            yield from filter(None, map(parse, reversed(files.end_of(path, size).split(b"\n"))))
+            lines = files.end_of(path, size).split(b"\n")
+            yield from filter(None, map(parse, reversed(lines)))
 
 
 def silent(samples: Mapping[str, Sample], now: float) -> dict[str, float]:

@@ -9,14 +9,13 @@ from typing import Any
 
 from clusterrun.errors import ClusterrunError
 
-# Beside the package in a checkout or an editable install, inside it in a wheel.
 _PACKAGE = Path(__file__).resolve().parents[1]
-_DIRECTORIES = {"templates": "job.sbatch.j2", "accelerate_configs": "ddp.yaml.j2"}
+_FILE_IN = {"templates": "job.sbatch.j2", "accelerate_configs": "ddp.yaml.j2"}  # by directory
 
 
 def template_directories() -> tuple[Path, ...]:
     """Return the directories of our templates. Raises ClusterrunError if one is missing."""
-    return tuple(map(_find, _DIRECTORIES))
+    return tuple(map(_find_directory, _FILE_IN))
 
 
 def read_json(name: str) -> Any:
@@ -25,20 +24,21 @@ def read_json(name: str) -> Any:
 
 
 def read_strategies() -> dict[str, dict[str, str]]:
-    """Return the `key: value` at the head of each strategy's template. Raises ClusterrunError."""
-    directory = _find("accelerate_configs")
-    texts = {x.name.removesuffix(".yaml.j2"): x.read_text("utf-8") for x in directory.iterdir()}
-    heads = {name: text.partition("#}")[0] for name, text in sorted(texts.items())}
-    return {
-        name: dict(re.findall(r"(?m)^(\w+): (.*)$", head))
-        for name, head in heads.items()
-        if head.startswith("{# strategy\n")
-    }
+    """Return the `key: value` lines that begin each strategy's template. Raises ClusterrunError."""
+    files = _find_directory("accelerate_configs").iterdir()
+    texts = {path.name.removesuffix(".yaml.j2"): path.read_text("utf-8") for path in files}
+    strategies = {}
+    for name, text in sorted(texts.items()):
+        comment = text.partition("#}")[0]
+        if comment.startswith("{# strategy\n"):  # other templates are no strategies
+            strategies[name] = dict(re.findall(r"(?m)^(\w+): (.*)$", comment))
+    return strategies
 
 
-def _find(name: str) -> Path:
+def _find_directory(name: str) -> Path:
+    """Find a directory of ours: in a wheel inside the package, in a checkout beside it."""
     for parent in (_PACKAGE, _PACKAGE.parent):
-        if (parent / name / _DIRECTORIES[name]).is_file():
+        if (parent / name / _FILE_IN[name]).is_file():  # it is ours
             return parent / name
-    hint = "reinstall it: pip install --force-reinstall clusterrun"
+    hint = "reinstall it in a clone of clusterrun: pip install --force-reinstall ."
     raise ClusterrunError(f"this installation of clusterrun has no {name}", hint=hint)

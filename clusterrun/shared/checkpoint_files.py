@@ -31,7 +31,7 @@ WHOLE_BYTES = 64 << 20  # sample larger files: reading terabytes takes too long
 SAMPLES = 64
 SAMPLE_BYTES = 64 << 10
 _CHUNK = 1 << 20
-_UNABLE = (errno.EINVAL, errno.EBADF, errno.ENOTSUP)  # file systems that can't sync directories
+_CANNOT_SYNC = (errno.EINVAL, errno.EBADF, errno.ENOTSUP)  # of a directory, on some file systems
 _Result = TypeVar("_Result")
 _THREADS = 8
 OWN = re.compile(r"(?:step|checkpoint)-(\d+)", re.ASCII)
@@ -65,9 +65,9 @@ class Checkpoint:
 
     def changed(self, settings: Mapping[str, Any]) -> dict[str, list[Any]]:
         """Return the settings that differ, each with its old and new value (None: not set)."""
-        now = json.loads(json.dumps(dict(settings), default=str))  # as a marker has them
-        names = sorted({*self.settings, *now})
-        pairs = {name: [self.settings.get(name), now.get(name)] for name in names}
+        new = json.loads(json.dumps(dict(settings), default=str))  # types as in a marker
+        names = sorted({*self.settings, *new})
+        pairs = {name: [self.settings.get(name), new.get(name)] for name in names}
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
     def difference(
@@ -82,14 +82,14 @@ class Checkpoint:
             known = ", ".join(sorted({*self.settings, *settings}))
             text = f"there is no setting {', '.join(unknown)} to override"
             raise ClusterrunError(text, hint=f"use one of these settings: {known}" if known else ())
-        words = [
+        differences = [
             f"{name} was {was} and is {now}"
             for name, (was, now) in self.changed(settings).items()
             if name not in override
         ]
         if world_size not in (None, self.world_size):
-            words.append(f"the number of ranks was {self.world_size} and is {world_size}")
-        return "; ".join(words)
+            differences.append(f"the number of ranks was {self.world_size} and is {world_size}")
+        return "; ".join(differences)
 
 
 def step_directory(directory: Path, step: int) -> Path:
@@ -123,9 +123,9 @@ def newest(
 ) -> tuple[Checkpoint | None, list[str]]:
     """Return the newest complete checkpoint, and a line about each newer incomplete one."""
     notes: list[str] = []
-    for _, path in listed(directory, names):
+    for _, path in listed(directory, names):  # ANY includes the records of a Trainer's checkpoints
         try:
-            # Without `contents`, look at sizes: one process can't read what thousands wrote.
+            # Without `contents`, compare only sizes: one process can't read what thousands wrote.
             return read(path, contents=contents), notes
         except IncompleteError as problem:
             notes.append(passed_over(path, str(problem)))
@@ -143,8 +143,9 @@ def check_room(directory: Path, node: str = "") -> None:
 
     Check before a save: if one rank fails during it, the others wait in collectives of the save.
     """
-    last = next(filter(None, (_marked(path, node) for _, path in listed(directory))), None)
-    if last is None:
+    checkpoints = (_marked_files(path, node) for _, path in listed(directory))
+    last = next((files for files in checkpoints if files), None)
+    if last is None:  # how much a checkpoint takes is not known
         return
     needed = sum(size for size, _ in last.values())
     disk = shutil.disk_usage(directory)  # 0 bytes if the file system reports no size
@@ -155,34 +156,34 @@ def check_room(directory: Path, node: str = "") -> None:
         raise OSError(errno.ENOSPC, words)
 
 
-def mark(found: Checkpoint, files: Sums | None = None, *, record: Path | None = None) -> None:
-    """Write the marker of a checkpoint after its files are on the disk.
+def mark(checkpoint: Checkpoint, files: Sums | None = None, *, record: Path | None = None) -> None:
+    """Write the marker of a checkpoint after its files are on the disk. Raises OSError.
 
-    `files` is the result of `settled` for all of them, if it was called already. Nodes that share
-    no directory each write a marker: only `files` are the node's own. `record` is the directory of
-    the marker if it is another one. Raises OSError if the disk is full.
+    `files` are those that the marker lists, as `sync` returns them; None: sync and list all.
+    If nodes share no directory, each node writes a marker that lists only its own files. `record`
+    is the directory for the marker if it is not the checkpoint's.
     """
-    place = record or found.path
-    files = settled(place, file_names(place)) if files is None else files
-    about = {name: value for name, value in vars(found).items() if name != "path"}
-    target = {"target": found.path} if record else {}
+    directory = record or checkpoint.path
+    files = sync(directory, file_names(directory)) if files is None else files
+    about = {name: value for name, value in vars(checkpoint).items() if name != "path"}
+    target = {"target": checkpoint.path} if record else {}
     marker = {"schema": SCHEMA, **about, **target, "files": dict(files)}
     text = json.dumps(marker, indent=1, default=str)
-    with replacing(place / MARKER) as temporary, open_new(temporary, BY_UMASK) as file:
+    with replacing(directory / MARKER) as temporary, open_new(temporary, BY_UMASK) as file:
         file.write(text.encode())
         file.flush()
         os.fsync(file.fileno())
-    _sync_directory(place)
+    _sync_directory(directory)
 
 
 def publish(unfinished: Path, final: Path) -> None:
     """Give a marked checkpoint its final name; set aside an older one with that name."""
-    older = _aside(final)
+    older = _removal_path(final)
     with contextlib.suppress(FileNotFoundError):
         final.rename(older)
     try:
         unfinished.rename(final)
-    except OSError:
+    except OSError:  # restore the older one
         with contextlib.suppress(OSError):
             older.rename(final)
         raise
@@ -195,15 +196,15 @@ def prune(directory: Path, keep: int, *, up_to: int | None = None) -> None:
     Ignore those beyond step `up_to`: they are from before the training was set back. Markers and
     sizes decide what is complete; contents are not read.
     """
-    found = [path for step, path in listed(directory) if up_to is None or step <= up_to]
-    complete = 0
-    for path in found if len(found) > keep else ():
-        if complete == keep:  # older than all that are kept
-            path.rename(_aside(path))
+    checkpoints = [path for step, path in listed(directory) if up_to is None or step <= up_to]
+    kept = 0
+    for path in checkpoints if len(checkpoints) > keep else ():  # newest first; () if all stay
+        if kept == keep:
+            path.rename(_removal_path(path))
         else:
-            with contextlib.suppress(IncompleteError):
+            with contextlib.suppress(IncompleteError):  # stays, but does not count
                 read(path, contents=False)
-                complete += 1
+                kept += 1
 
 
 def set_unfinished_aside(directory: Path, attempt: int) -> None:
@@ -212,11 +213,11 @@ def set_unfinished_aside(directory: Path, attempt: int) -> None:
         match = _UNFINISHED.fullmatch(path.name)
         if match and int(match[1]) <= attempt:
             with contextlib.suppress(OSError):
-                path.rename(_aside(path))
+                path.rename(_removal_path(path))
 
 
-def _aside(path: Path) -> Path:
-    """Return the path for a checkpoint before its removal, which may be interrupted."""
+def _removal_path(path: Path) -> Path:
+    """Return a hidden path for a checkpoint before its removal, which may be interrupted."""
     return path.with_name(f".{path.name.lstrip('.')}.{time.time_ns()}{_GONE}")
 
 
@@ -231,9 +232,9 @@ class IncompleteError(Exception):
 
 def read(path: Path, *, contents: bool = True) -> Checkpoint:
     """Read a checkpoint, and compare its files with its marker. Raises IncompleteError."""
-    found, files = read_marker(path)
-    check(found.path, files, contents=contents)
-    return found
+    checkpoint, files = read_marker(path)
+    check(checkpoint.path, files, contents=contents)
+    return checkpoint
 
 
 def read_marker(path: Path) -> tuple[Checkpoint, Sums]:
@@ -241,8 +242,8 @@ def read_marker(path: Path) -> tuple[Checkpoint, Sums]:
     try:
         marker = json.loads((path / MARKER).read_text(encoding="utf-8"))
         files = {str(name): (int(size), int(crc)) for name, (size, crc) in marker["files"].items()}
-        found = Checkpoint(
-            path=Path(marker.get("target", path)),
+        checkpoint = Checkpoint(
+            path=Path(marker.get("target", path)),  # the target, if a Trainer saved it elsewhere
             step=int(marker["step"]),
             world_size=int(marker["world_size"]),
             attempt=int(marker["attempt"]),
@@ -258,18 +259,18 @@ def read_marker(path: Path) -> tuple[Checkpoint, Sums]:
         raise IncompleteError(f"it has no {MARKER}: {words}") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise IncompleteError(f"its {MARKER} can't be read") from None
-    return found, files
+    return checkpoint, files
 
 
 def check(path: Path, files: Sums, *, contents: bool = True) -> None:
     """Raise IncompleteError for a missing file, another size or, if `contents`, a bad checksum."""
 
     def check_one(name: str) -> None:
-        size, crc = files[name]
+        size, crc = files[name]  # UNREAD instead of a checksum: only the size is known
         try:
-            found = (path / name).stat().st_size
-            if found != size:
-                raise IncompleteError(f"{name} has {found} bytes instead of {size}")
+            actual_size = (path / name).stat().st_size
+            if actual_size != size:
+                raise IncompleteError(f"{name} has {actual_size} bytes instead of {size}")
             if contents and crc != UNREAD and checksum(path / name) != crc:
                 raise IncompleteError(f"{name} is damaged: its checksum differs from the saved one")
         except (FileNotFoundError, NotADirectoryError):
@@ -277,42 +278,43 @@ def check(path: Path, files: Sums, *, contents: bool = True) -> None:
         except OSError as error:
             raise IncompleteError(f"{name} can't be read: {error.strerror}") from None
 
-    _at_once(check_one, files)
+    _map_in_threads(check_one, files)
 
 
-def settled(path: Path, names: Sequence[str]) -> dict[str, tuple[int, int]]:
+def sync(path: Path, names: Sequence[str]) -> dict[str, tuple[int, int]]:
     """Sync these files to the disk; return their sizes and checksums. Raises OSError."""
 
-    def settle(name: str) -> tuple[int, int]:
+    def sync_one(name: str) -> tuple[int, int]:
         with open(path / name, "rb", buffering=0) as file:
             os.fsync(file.fileno())
             return os.fstat(file.fileno()).st_size, checksum(path / name)
 
-    return dict(zip(names, _at_once(settle, names), strict=True))
+    return dict(zip(names, _map_in_threads(sync_one, names), strict=True))
 
 
 def file_names(path: Path) -> list[str]:
     """Return the sorted names of all files below a checkpoint but the marker. Raises OSError."""
 
-    def refuse(error: OSError) -> None:
+    def raise_error(error: OSError) -> None:  # os.walk would ignore it
         raise error
 
-    walk = os.walk(path, onerror=refuse)
-    found = (os.path.join(folder, name) for folder, _, names in walk for name in names)
-    return sorted({os.path.relpath(file, path) for file in found} - {MARKER})
+    walk = os.walk(path, onerror=raise_error)
+    files = (os.path.join(folder, name) for folder, _, names in walk for name in names)
+    return sorted({os.path.relpath(file, path) for file in files} - {MARKER})
 
 
 def of_first_rank(names: Iterable[str]) -> list[str]:
     """Leave out the files that are named for other ranks, which may still write them."""
-    return [name for name in names if not _owner(name)]  # 0, or None
+    return [name for name in names if _owner(name) in (0, None)]
 
 
-def own_share(names: Sequence[str], here: int, world_size: int) -> list[str]:
-    """Return the files that rank `here` handles: those named for it, and a share of the rest."""
-    owners = [_owner(name) for name in names]  # whose nodes have the files in memory
-    handlers = (number if owner is None else owner for number, owner in enumerate(owners))
+def own_share(names: Sequence[str], rank: int, world_size: int) -> list[str]:
+    """Return the files that a rank syncs or checks: those named for it, and a share of others."""
+    # An owner's node has its files in the page cache. An owner's number may exceed `world_size`.
+    owners = [_owner(name) for name in names]
+    handlers = (position if owner is None else owner for position, owner in enumerate(owners))
     pairs = zip(names, handlers, strict=True)
-    return [name for name, handler in pairs if handler % world_size == here]
+    return [name for name, handler in pairs if handler % world_size == rank]
 
 
 def _owner(name: str) -> int | None:
@@ -321,26 +323,26 @@ def _owner(name: str) -> int | None:
     return int(match[1] or match[2]) if match else None
 
 
-def _marked(path: Path, node: str) -> Sums | None:
+def _marked_files(path: Path, node: str) -> Sums | None:
     """Return the files that the marker lists, or this node's; None if it is not valid."""
     try:
-        found, files = read_marker(path)
+        checkpoint, files = read_marker(path)
     except IncompleteError:
         return None
-    names = found.nodes.get(node, ()) if found.nodes else files
+    names = checkpoint.nodes.get(node, ()) if checkpoint.nodes else files
     return {name: files[name] for name in names if name in files}
 
 
-def _at_once(deed: Callable[[str], _Result], names: Iterable[str]) -> list[_Result]:
-    """Handle several files at a time, since a remote disk is slow to answer."""
+def _map_in_threads(function: Callable[[str], _Result], names: Iterable[str]) -> list[_Result]:
+    """Call a function with each file name, in threads, since a remote disk is slow to answer."""
     from concurrent.futures import ThreadPoolExecutor  # imports `logging`: only if needed
 
     names = list(names)
     try:
         with ThreadPoolExecutor(_THREADS) as threads:
-            return list(threads.map(deed, names))
+            return list(threads.map(function, names))
     except RuntimeError:  # the interpreter is exiting and starts no more threads
-        return list(map(deed, names))
+        return list(map(function, names))
 
 
 def checksum(file: Path) -> int:
@@ -353,18 +355,18 @@ def checksum(file: Path) -> int:
                 crc = zlib.crc32(chunk, crc)
             return crc
         last = size - SAMPLE_BYTES
-        for place in sorted({0, last, *(last * n // SAMPLES for n in range(SAMPLES))}):
-            crc = zlib.crc32(os.pread(opened.fileno(), SAMPLE_BYTES, place), crc)
+        for offset in sorted({0, last, *(last * n // SAMPLES for n in range(SAMPLES))}):
+            crc = zlib.crc32(os.pread(opened.fileno(), SAMPLE_BYTES, offset), crc)
     return crc
 
 
 def _sync_directory(path: Path) -> None:
-    """Sync the entries of a directory to the disk."""
+    """Sync the entries of a directory to the disk, if its file system can do that."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in _UNABLE:
+        if error.errno not in _CANNOT_SYNC:
             raise
     finally:
         os.close(descriptor)

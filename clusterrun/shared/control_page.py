@@ -46,7 +46,7 @@ class ControlPage:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             if os.fstat(descriptor).st_size < size:
-                os.posix_fallocate(descriptor, 0, size)  # a full disk must not fault a rank later
+                os.posix_fallocate(descriptor, 0, size)  # or a full disk kills a rank by SIGBUS
             self._map = mmap.mmap(descriptor, size)
         finally:
             os.close(descriptor)
@@ -106,7 +106,7 @@ class ControlPage:
         self._set(_slot(rank, _JOINED), 1)
 
     @property
-    def held(self) -> int:
+    def newest_request(self) -> int:
         """The newest request, whether decided or not; 0 before the first."""
         return self._get(_HOLD)
 

@@ -35,20 +35,20 @@ def parse_span(text: str, *, bare_s: int = 1) -> Decimal | None:
     stripped = text.strip()
     if re.match(_BARE, stripped):
         return Decimal(stripped) * bare_s
-    if clock := re.match(_CLOCK, stripped):
-        numbers = [int(field) for field in clock["fields"].split(":")]
+    if match := re.match(_CLOCK, stripped):
+        numbers = [int(field) for field in match["fields"].split(":")]
         if any(number > 59 for number in numbers[1:]):  # as in 25:99
             return None
-        if len(numbers) == 2 and not clock["days"]:  # minutes and seconds
+        if len(numbers) == 2 and not match["days"]:  # 2:30 has no hours, but 1-2:30 has
             numbers = [0, *numbers]
-        hours, minutes, seconds = [*numbers, 0, 0][:3]
-        hours += int(clock["days"] or 0) * 24
+        hours, minutes, seconds = [*numbers, 0, 0][:3]  # the last ones may be missing: 1-12
+        hours += int(match["days"] or 0) * 24
         return Decimal((hours * 60 + minutes) * 60 + seconds)
     if not re.match(SPAN, stripped):
         return None
     total = Decimal(0)
     for part in re.finditer(f"(?ai){_PART}", stripped):
-        unit = next(filter(None, part.groups()[1:])).lower()
+        unit = next(unit for unit in part.groups()[1:] if unit).lower()  # only one group matched
         number = Decimal(part[1])
         total += number / 1000 if unit == "ms" else number * _UNIT_SECONDS[unit]
     return total

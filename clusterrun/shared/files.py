@@ -41,10 +41,10 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def is_full(directory: Path) -> bool:
-    """Return whether a disk has no room for one more record; it may have a quota besides."""
+    """Return whether a disk has no room for one more record; a quota is not considered."""
     disk = os.statvfs(directory)  # 0 blocks or files if the file system does not count them
-    free = disk.f_bavail * disk.f_frsize
-    return bool((disk.f_blocks and free < RECORD_BYTES) or (disk.f_files and not disk.f_favail))
+    lacks_bytes = disk.f_blocks > 0 and disk.f_bavail * disk.f_frsize < RECORD_BYTES
+    return lacks_bytes or (disk.f_files > 0 and disk.f_favail == 0)  # no free inode
 
 
 def open_new(path: Path, mode: int = PRIVATE) -> BinaryIO:
@@ -53,8 +53,8 @@ def open_new(path: Path, mode: int = PRIVATE) -> BinaryIO:
 
 
 def unnamed_file() -> int:
-    """Open a file that has no name. Python lacks memfd_create if its glibc was an old one."""
-    if hasattr(os, "memfd_create"):
+    """Open a file that has no name; return its descriptor."""
+    if hasattr(os, "memfd_create"):  # not if Python was built with an old glibc
         return os.memfd_create("clusterrun")
     import tempfile  # slow to import
 
@@ -77,7 +77,7 @@ def create(path: Path, content: str | bytes = b"", *, mode: int = PRIVATE) -> No
             file.write(_encoded(content))
         os.link(temporary, path)
     except FileExistsError:
-        # NFS repeats a request whose answer was lost, and then finds the link that it made.
+        # NFS repeats a request whose answer was lost, and finds its own link: then there are two.
         if temporary.stat().st_nlink != 2:
             raise
     finally:
@@ -103,10 +103,10 @@ def noting_damage() -> Iterator[list[Path]]:
 
 
 def note_damage(path: Path) -> None:
-    """Note that a file is damaged."""
-    found = _damage.get()
-    if found is not None and path not in found:
-        found.append(path)
+    """Add a damaged file to the list of the enclosing `noting_damage`, if there is one."""
+    damaged = _damage.get()
+    if damaged is not None and path not in damaged:
+        damaged.append(path)
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -157,10 +157,10 @@ def last_line(path: Path, letters: int = 300) -> str:
 
 
 def end_of(path: Path, most_bytes: int, *, since: int = 0, until: int | None = None) -> bytes:
-    """Return the last bytes of a file, or of a part of it; b"" if it can't be read."""
+    """Return the last bytes of a file, or of its part from `since` to `until`; b"" on an error."""
     end = size_of(path) if until is None else until
     start = max(since, end - most_bytes)
-    most = most_bytes if until is None else max(0, until - start)
+    most = most_bytes if until is None else max(0, until - start)  # None: it may have grown since
     try:
         with open_regular(path) as file:
             file.seek(start)
@@ -210,10 +210,11 @@ def needed_descriptors(nodes: int, ranks: int) -> int:
 def raise_descriptor_limit(wanted: int = ENOUGH) -> int:
     """Raise the soft limit to `wanted`, but not above the hard limit; return the soft limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return wanted  # rather than -1, which means unlimited
     possible = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    if soft == resource.RLIM_INFINITY or soft >= possible:
-        return wanted if soft == resource.RLIM_INFINITY else soft  # unlimited: `wanted`
-    with contextlib.suppress(OSError, ValueError):  # macOS has another limit beside these
-        resource.setrlimit(resource.RLIMIT_NOFILE, (possible, hard))
-        return possible
+    if soft < possible:
+        with contextlib.suppress(OSError, ValueError):  # macOS has another limit beside these
+            resource.setrlimit(resource.RLIMIT_NOFILE, (possible, hard))
+            return possible
     return soft

@@ -42,24 +42,24 @@ class Finding:
 
     @property
     def summary(self) -> str:
-        """The nodes, only their number if all is well, and what was found."""
+        """The text, after the nodes that it is about; if all is well, after their number."""
         is_ok = self.severity is Severity.OK
         who = count(len(self.nodes), "node") if is_ok and self.nodes else named(self.nodes)
         return f"{who}: {self.text}" if who else self.text
 
     def to_data(self) -> dict[str, Any]:
         """Return a mapping for JSON."""
-        about = {"id": self.id, "status": self.severity.value, "text": self.text}
+        what = {"id": self.id, "status": self.severity.value, "text": self.text}
         where = {"nodes": list(self.nodes), "line": self.line or None}
-        return {**about, "hint": self.fix or None, **where}
+        return {**what, "hint": self.fix or None, **where}
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Finding:
-        """Undo `to_data`. Raises ValueError for anything else."""
-        names = {"status": "severity", "hint": "fix"}
+        """Return the finding of what `to_data` returned. Raises ValueError for anything else."""
+        names = {"status": "severity", "hint": "fix"}  # of our fields that JSON names differently
         given = {names.get(name, name): value for name, value in data.items() if value is not None}
-        found: Finding = decoded(cls, given)
-        return found
+        finding: Finding = decoded(cls, given)
+        return finding
 
 
 def ok(name: str, text: str) -> Finding:

@@ -38,9 +38,9 @@ def before_setup(pipe: int) -> dict[str, str]:
 
 
 def note_given(environ: MutableMapping[str, str], before: Mapping[str, str]) -> None:
-    """Note in `environ`, as env.sh has left it, what the job was given; keep an earlier note."""
-    if environ.pop(PIPE, "") and GIVEN not in before:
-        names = [name for name in before if not _is_no_name(name)]
+    """Note in `environ`, which env.sh has changed, what it was `before`; keep an earlier note."""
+    if environ.pop(PIPE, "") and GIVEN not in before:  # `before` was read from this pipe
+        names = [name for name in before if _is_variable(name)]
         noted = {name: before[name] for name in names if not re.match(_NOT_NOTED, name)}
         environ[GIVEN] = " ".join(names)
         environ.update(noting_changes({**noted, GIVEN: environ[GIVEN]}, environ))
@@ -50,13 +50,13 @@ def task_variables(env: Mapping[str, str]) -> dict[str, str]:
     """Return what `srun --ntasks-per-node=RANKS` sets for the task that is this rank."""
     numbers = [int(env[name]) for name in _OF_RANK if env.get(name, "").isdigit()]
     if len(numbers) < len(_OF_RANK):
-        return {}
+        return {}  # this process is not a rank
     rank, local, size, local_size = numbers
     per_node = f"{local_size}(x{size // local_size})" if size > local_size else str(local_size)
-    first = rank - local
+    first = rank - local  # the first rank of the node
 
-    def share(cpus: re.Match[str]) -> str:
-        return f"{cpus[1]}{max(1, int(cpus[2]) // local_size)}"
+    def cpus_of_rank(match: re.Match[str]) -> str:  # a share of those of the agent's task
+        return f"{match[1]}{max(1, int(match[2]) // local_size)}"
 
     return {
         **{"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(local)},
@@ -65,7 +65,7 @@ def task_variables(env: Mapping[str, str]) -> dict[str, str]:
         "SLURM_NTASKS_PER_NODE": str(local_size),
         "SLURM_GTIDS": ",".join(map(str, range(first, first + local_size))),
         "SLURM_DISTRIBUTION": "block" if local_size > 1 else "cyclic",
-        **{name: re.sub(_CPU_COUNT, share, env[name]) for name in _CPUS if name in env},
+        **{name: re.sub(_CPU_COUNT, cpus_of_rank, env[name]) for name in _CPUS if name in env},
     }
 
 
@@ -73,10 +73,10 @@ def noting_changes(before: Mapping[str, str], after: Mapping[str, str]) -> dict[
     """Return `after` with notes on the values of `before` that it changes."""
     known = {name: before[name] for name in before.get(GIVEN, "").split() if name in before}
     changed = {name: old for name, old in known.items() if after.get(name) != old}
-    return {**after, **{WAS + name: old for name, old in changed.items()}, **_noted(before)}
+    return {**after, **{WAS + name: old for name, old in changed.items()}, **_earlier_notes(before)}
 
 
-def _noted(environ: Mapping[str, str]) -> dict[str, str]:
+def _earlier_notes(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name.startswith(WAS)}
 
 
@@ -87,23 +87,23 @@ def note_start(environ: MutableMapping[str, str]) -> None:
 
 
 def as_given(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what this job was given, and what its script has set since; outside a job, all."""
-    if GIVEN not in environ:
+    """Return the variables that this job was given, with those that its script has set since."""
+    if GIVEN not in environ:  # this process is not in a job
         return dict(environ)
-    names = set(environ[GIVEN].split())
-    started = parse_object(environ.get(STARTED, ""))
-    found = {name: value for name, value in environ.items() if name in names or _is_no_name(name)}
-    found |= {name.removeprefix(WAS): value for name, value in _noted(environ).items()}
-    if started is not None:  # a script runs, and may have set more
+    names = set(environ[GIVEN].split())  # it lists no exported functions: they are always kept
+    given = {name: environ[name] for name in environ if name in names or not _is_variable(name)}
+    given |= {name.removeprefix(WAS): old for name, old in _earlier_notes(environ).items()}
+    checksums = parse_object(environ.get(STARTED, ""))
+    if checksums is not None:  # a script runs, and may have set more
         for name, value in environ.items():
-            if name != STARTED and started.get(name) != _checksum(value):
-                found[name] = value
-    return found
+            if name != STARTED and checksums.get(name) != _checksum(value):
+                given[name] = value
+    return given
 
 
-def _is_no_name(name: str) -> bool:
-    """Return whether bash allows no variable of this name, as for exported functions."""
-    return not (name.isascii() and name.isidentifier())
+def _is_variable(name: str) -> bool:
+    """Return whether bash allows a variable of this name, unlike that of an exported function."""
+    return name.isascii() and name.isidentifier()
 
 
 def _checksum(value: str) -> int:

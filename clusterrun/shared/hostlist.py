@@ -36,14 +36,14 @@ def parse_hostlist(text: str) -> list[str]:
     >>> parse_hostlist("r[0-1]n[2-3]")
     ['r0n2', 'r0n3', 'r1n2', 'r1n3']
     """
-    hosts = ["".join(parts) for item in _items(text) for parts in itertools.product(*item)]
+    hosts = ["".join(parts) for choices in _items(text) for parts in itertools.product(*choices)]
     if not hosts:
         raise UsageError("the host list is empty", hint=_HINT)
     return hosts
 
 
 def _items(text: str) -> Iterator[list[list[str]]]:
-    """Yield each element between commas as the choices for each of its parts."""
+    """Yield the choices for each part of each element: [["a"], ["1", "2"]] for a[1-2]."""
     item: list[list[str]] = []
     for token in re.finditer(_TOKEN, text):
         position = token.start() + 1
@@ -63,7 +63,7 @@ def _items(text: str) -> Iterator[list[list[str]]]:
 
 
 def _choices(text: str, ranges: str, position: int) -> list[str]:
-    """Return the numbers of a bracket, with their zeros; `position` is where its content begins."""
+    """Return the numbers of a bracket with leading zeros; `position`: where its content begins."""
     numbers: list[str] = []
     for part in ranges.split(","):
         match = re.fullmatch(_RANGE, part)
@@ -93,18 +93,18 @@ def fold_hostlist(names: Iterable[str]) -> str:
     >>> fold_hostlist(["n09", "n10", "n12", "gpu-1-ib", "gpu-2-ib"])
     'n[09-10,12],gpu-[1-2]-ib'
     """
-    split = []
+    split = []  # each name as what precedes its last number, the number, and what follows
     for name in names:
         if not re.fullmatch(_HOST, name):
             raise UsageError(f"{name!r} is not a host name")
         split.append(re.fullmatch(_LAST_NUMBER, name).groups())  # type: ignore[union-attr]
-    found = []
-    for (before, after), group in itertools.groupby(split, lambda part: (part[0], part[2])):
+    folded = []
+    for (before, after), group in itertools.groupby(split, lambda parts: (parts[0], parts[2])):
         numbers = [number for _, number, _ in group]
         if len(numbers) > 1 and numbers[0]:  # "" if the names have no number
             numbers = [f"[{','.join(_ranges(numbers))}]"]
-        found += [f"{before}{number}{after}" for number in numbers]
-    return ",".join(found)
+        folded += [f"{before}{number}{after}" for number in numbers]
+    return ",".join(folded)
 
 
 def fold_hosts(names: Iterable[str]) -> str:
@@ -131,7 +131,7 @@ def natural_key(name: str) -> tuple[str, str]:
 
 
 def _ranges(numbers: Iterable[str]) -> Iterator[str]:
-    """Yield runs of numbers of equal width: 08, 09, 10 become 08-10, but 8, 09 stay."""
+    """Yield consecutive numbers of equal width as ranges: 08, 09, 10 as 08-10, but 8, 09 as is."""
     runs: list[list[str]] = []
     for number in numbers:
         last = runs[-1][-1] if runs else ""
@@ -162,8 +162,8 @@ def parse_ranks(text: str, world_size: int, *, of: str = "the ranks are") -> fro
 
 def _rank_range(part: str, world_size: int, of: str) -> range:
     """Return the ranks of a slice as in Python, or of a number or an inclusive range."""
-    match = re.fullmatch(_RANKS, part)
-    if match is None or max(map(len, re.split("[-:]", part))) > _MAX_DIGITS:
+    match, numbers = re.fullmatch(_RANKS, part), re.split("[-:]", part)
+    if match is None or max(map(len, numbers)) > _MAX_DIGITS:
         raise UsageError(f"{part!r} is not a rank", hint="write ranks as 0,8-15 or ::8")
     if match["slice"]:
         bounds = [int(bound) if bound else None for bound in part.split(":")]

@@ -26,14 +26,14 @@ def own_version(package: str) -> str:
 
 
 def versions_in(places: Sequence[str], packages: Iterable[str]) -> dict[str, str]:
-    """Return the version of each package for a Python that imports from `places`."""
-    directories, found = _directories(tuple(places)), dict[str, str]()
+    """Return each package's version for a Python that imports from `places`; "" if missing."""
+    metadata_paths, versions = _metadata_paths(tuple(places)), dict[str, str]()
     for name in packages:
-        metadata = directories.get(_plain(name))
-        is_there = any(os.path.isdir(os.path.join(place, name)) for place in places)
-        version = _version(_text_in(metadata)) if metadata else ""
-        found[name] = version or (UNKNOWN if is_there else "")
-    return found
+        path = metadata_paths.get(_normalized(name))
+        has_directory = any(os.path.isdir(os.path.join(place, name)) for place in places)
+        version = _version(_text_in(path)) if path else ""
+        versions[name] = version or (UNKNOWN if has_directory else "")  # UNKNOWN: no metadata
+    return versions
 
 
 def _version(metadata: str) -> str:
@@ -43,29 +43,29 @@ def _version(metadata: str) -> str:
 
 def metadata_of(package: str) -> str:
     """Return the metadata of an installed package; empty if there is none."""
-    found = _directories(tuple(sys.path)).get(_plain(package))
-    return _text_in(found) if found else ""
+    path = _metadata_paths(tuple(sys.path)).get(_normalized(package))
+    return _text_in(path) if path else ""
 
 
 @functools.cache
-def _directories(places: tuple[str, ...]) -> dict[str, str]:
-    """Return where each package has its metadata, by its name; the first place counts."""
+def _metadata_paths(places: tuple[str, ...]) -> dict[str, str]:
+    """Return the path of each package's metadata by its name; the first place counts."""
     found: dict[str, str] = {}
     for place in places:
         with contextlib.suppress(OSError):
             for name in os.listdir(place or "."):
                 if name.endswith((".dist-info", ".egg-info")):
                     package = os.path.splitext(name)[0].partition("-")[0]
-                    found.setdefault(_plain(package), os.path.join(place, name))
+                    found.setdefault(_normalized(package), os.path.join(place, name))
     return found
 
 
-def _plain(name: str) -> str:
+def _normalized(name: str) -> str:
     return re.sub("[-_.]+", "_", name).lower()
 
 
 def _text_in(path: str) -> str:
-    """Read the metadata of a wheel, of an egg, or an egg's that is a file."""
+    """Read the metadata of a wheel, of an egg directory, or of an egg that is a single file."""
     for file in (os.path.join(path, "METADATA"), os.path.join(path, "PKG-INFO"), path):
         with contextlib.suppress(OSError), open(file, encoding="utf-8", errors="replace") as text:
             return text.read()

@@ -26,7 +26,7 @@ PAUSE_S = 0.05
 def locked(path: Path, wait_s: float | None = None) -> Iterator[None]:
     """Hold the lock of a file; create the file if needed, and keep it.
 
-    Without locks in the file system this locks nothing. Raises ClusterrunError if another process
+    If the file system has no locks, nothing is locked. Raises ClusterrunError if another process
     holds the lock for longer than `wait_s` (default: WAIT_S): a stopped process must not block all
     others. Raises OSError if the file can't be opened.
     """
@@ -34,9 +34,9 @@ def locked(path: Path, wait_s: float | None = None) -> Iterator[None]:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + (WAIT_S if wait_s is None else wait_s)
     try:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # the file system has no locks, or the disk is full
             while True:
-                with contextlib.suppress(BlockingIOError):
+                with contextlib.suppress(BlockingIOError):  # another process holds the lock
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 if time.monotonic() >= deadline:
@@ -45,7 +45,7 @@ def locked(path: Path, wait_s: float | None = None) -> Iterator[None]:
                     hint = "wait until it ends, or kill it if it is stopped"
                     raise ClusterrunError(text, hint=hint)
                 time.sleep(PAUSE_S)
-            # On a full disk, the lock holds without a name.
+            # Name the holder, for the error of others. On a full disk it is locked without a name.
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
         yield

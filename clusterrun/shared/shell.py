@@ -24,11 +24,11 @@ TIMED_OUT = -1000  # not a possible exit status
 REST_S = 1.0  # for the output of a command that was killed
 
 # Messages of Slurm's clients for temporary faults, and for permanent ones.
-PASSING = (
+TEMPORARY_FAULTS = (
     *("Unable to contact slurm controller", "Socket timed out"),
     *("Zero Bytes were transmitted or received", "Slurm backup controller in standby mode"),
 )
-LASTING = (
+PERMANENT_FAULTS = (
     "cannot stat file",  # slurm.conf; Slurm would look for it for a minute
     *("Could not establish a configuration source", "Unable to process configuration file"),
     *("Protocol authentication error", "Munge encode failed"),
@@ -67,13 +67,14 @@ def run(
     begin = time.monotonic()
     for number in range(1, tries + 1):
         done = run_once(argv, TIMEOUT_S if timeout_s is None else timeout_s, env, input, cwd)
-        cause = silence(done)
+        cause = why_no_answer(done)
         if not cause:
             return done
-        if number == tries or time.monotonic() - begin > PATIENCE_S or not may_pass(cause):
+        is_late = time.monotonic() - begin > PATIENCE_S
+        if number == tries or is_late or not is_temporary(cause):
             break
-        time.sleep(PAUSES_S[min(number, len(PAUSES_S)) - 1])
-    raise unreachable(argv[0], done, time.monotonic() - begin, number)
+        time.sleep(PAUSES_S[min(number, len(PAUSES_S)) - 1])  # the last pause is repeated
+    raise unreachable_error(argv[0], done, time.monotonic() - begin, number)
 
 
 def run_once(
@@ -85,12 +86,12 @@ def run_once(
     rest_s: float = REST_S,
     most: int = files.MOST_BYTES,
 ) -> Completed:
-    """Run a command, and do not repeat it; its status is TIMED_OUT if it was killed.
+    """Run a command once; its status is TIMED_OUT if it was killed after `timeout_s`.
 
-    The first `most` bytes of each stream are kept. One that the kernel blocks cannot be killed; it
-    is left alone after `rest_s`. Raises SchedulerUnreachableError if it cannot be started.
+    Keep the first `most` bytes of each stream. After a kill, wait at most `rest_s` for the end: a
+    command that the kernel blocks stays. Raises SchedulerUnreachableError if it cannot be started.
     """
-    with open(files.unnamed_file(), "w+b", buffering=0) as stdin:  # so that nothing has to write it
+    with open(files.unnamed_file(), "w+b", buffering=0) as stdin:  # unlike a pipe, needs no writer
         stdin.write((input or "").encode("utf-8", "surrogateescape"))
         stdin.seek(0)
         try:
@@ -113,8 +114,8 @@ def run_once(
 def _collect(
     process: subprocess.Popen[bytes], timeout_s: float, rest_s: float, most: int
 ) -> Completed:
-    """Collect the output; kill the command at the limit, or if we are interrupted."""
-    kept = [bytearray() for _ in range(2)]
+    """Collect a command's output; kill it after `timeout_s`, or if this process is interrupted."""
+    kept = [bytearray() for _ in range(2)]  # the first `most` bytes of each stream
     pid = 0  # of a command that was killed
     try:
         _read(process, kept, most, time.monotonic() + timeout_s)
@@ -157,32 +158,32 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def silence(done: Completed) -> str:
-    """Return the line that reports an unreachable scheduler; "" if it answered."""
+def why_no_answer(done: Completed) -> str:
+    """Return the line that says why the scheduler did not answer; "" if it did."""
     if done.rc == 0:
         return ""
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     for line in lines:
-        if any(words in line for words in PASSING + LASTING):
+        if any(words in line for words in TEMPORARY_FAULTS + PERMANENT_FAULTS):
             return line
     if done.rc == TIMED_OUT:
         return lines[-1] if lines else "the command was still running and was killed"
     return ""
 
 
-def may_pass(cause: str) -> bool:
+def is_temporary(cause: str) -> bool:
     """Return whether another try may help."""
-    return not any(words in cause for words in LASTING)
+    return not any(words in cause for words in PERMANENT_FAULTS)
 
 
-def unreachable(
+def unreachable_error(
     program: str, done: Completed, elapsed_s: float, number: int = 1
 ) -> SchedulerUnreachableError:
     """Return the error of a command that got no answer, after this number of tries."""
-    cause = silence(done)
+    cause = why_no_answer(done)
     hint = "try again later; jobs that are already in the queue are not affected"
     tries = "1 try" if number == 1 else f"{number} tries"
-    if not may_pass(cause):
+    if not is_temporary(cause):
         message, hint = f"{program} failed", "check SLURM_CONF and munge on this machine"
     elif done.rc == TIMED_OUT or elapsed_s >= 1:  # not "within 0 s"
         message = f"{program} got no answer within {elapsed_s:.0f} s ({tries})"

@@ -27,7 +27,7 @@ class JobId(str):
 
     @classmethod
     def read(cls, text: object) -> JobId:
-        """Return the id; "" if the text is none."""
+        """Return a text as an id; "" if it is not a job id."""
         try:
             return cls(text)
         except ValueError:
@@ -109,4 +109,5 @@ def parse_slurm_state(text: str) -> JobState:
     (<JobState.CANCELLED: 'CANCELLED'>, <JobState.UNKNOWN: 'UNKNOWN'>)
     """
     words = text.upper().split(maxsplit=1)
-    return _BY_NAME.get(words[0].rstrip("+"), JobState.UNKNOWN) if words else JobState.UNKNOWN
+    name = words[0].rstrip("+") if words else ""  # sacct may shorten a remark to "CANCELLED+"
+    return _BY_NAME.get(name, JobState.UNKNOWN)

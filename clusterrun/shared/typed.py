@@ -11,45 +11,46 @@ from typing import Any, Final, TypeVar
 
 LARGEST: Final = 1 << 53
 _Result = TypeVar("_Result")
-_SECONDS: Final = (-6e10, 2.5e11)  # the years that `datetime` has, almost
+_SECONDS: Final = (-6e10, 2.5e11)  # epoch seconds of almost all years that `datetime` has
 
 
 def decoded(kind: Any, value: Any) -> Any:
-    """Return what `dataclasses.asdict` and JSON made plain as a value of a type again.
+    """Convert plain JSON data to a value of type `kind`: undo `dataclasses.asdict`.
 
     Raises ValueError for a value of another type, and for a number that is too large or NaN.
     """
-    outer, inner = typing.get_origin(kind) or kind, typing.get_args(kind)
-    if outer in (typing.Union, types.UnionType):
-        return None if value is None and type(None) in inner else decoded(inner[0], value)  # X|None
-    if outer is Any:
+    origin, params = typing.get_origin(kind) or kind, typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):  # only `X | None` is supported
+        return None if value is None and type(None) in params else decoded(params[0], value)
+    if origin is Any:
         return value
-    if outer in (tuple, list) and isinstance(value, (tuple, list)):
-        kinds = inner if outer is tuple and Ellipsis not in inner else inner[:1] * len(value)
-        return outer(decoded(of, each) for of, each in zip(kinds, value, strict=True))
+    if origin in (tuple, list) and isinstance(value, (tuple, list)):
+        has_fixed_length = origin is tuple and Ellipsis not in params
+        kinds = params if has_fixed_length else params[:1] * len(value)
+        return origin(decoded(of, each) for of, each in zip(kinds, value, strict=True))
     if isinstance(value, dict):
-        return _of_object(outer, inner, value)
-    return _plain(outer, value)
+        return _decoded_object(origin, params, value)
+    return _checked_scalar(origin, value)
 
 
 def of_schema(kind: type[_Result], data: Any, schema: str) -> _Result:
-    """Return an object of JSON as a value of a dataclass. Raises ValueError."""
-    found = data.get("schema", schema) if isinstance(data, Mapping) else None
-    if found != schema:
-        raise ValueError(f"its schema is {found!r:.40}, not {schema!r}")
+    """Convert a JSON object to dataclass `kind`. Raises ValueError, also for another schema."""
+    actual = data.get("schema", schema) if isinstance(data, Mapping) else None  # may be missing
+    if actual != schema:
+        raise ValueError(f"its schema is {actual!r:.40}, not {schema!r}")
     return typing.cast(_Result, decoded(kind, data))
 
 
-def _of_object(kind: Any, inner: tuple[Any, ...], value: dict[str, Any]) -> Any:
-    """Return an object as a mapping, or as a dataclass, which ignores keys that are no fields."""
+def _decoded_object(kind: Any, params: tuple[Any, ...], value: dict[str, Any]) -> Any:
+    """Convert a JSON object to a mapping or a dataclass; ignore keys that are not its fields."""
     if not hasattr(kind, "__dataclass_fields__"):
         if not issubclass(kind, Mapping):
             raise ValueError(f"an object is not of type {kind.__name__}")
-        return {decoded(inner[0], key): decoded(inner[1], each) for key, each in value.items()}
-    found = {name: decoded(of, value[name]) for name, of in _fields(kind).items() if name in value}
+        return {decoded(params[0], key): decoded(params[1], item) for key, item in value.items()}
+    fields = {name: decoded(of, value[name]) for name, of in _fields(kind).items() if name in value}
     try:
-        return kind(**found)
-    except TypeError as error:  # a field of the class is missing
+        return kind(**fields)
+    except TypeError as error:  # a required field is missing
         raise ValueError(str(error)) from error
 
 
@@ -58,14 +59,14 @@ def _fields(kind: Any) -> dict[str, Any]:
     return typing.get_type_hints(kind)
 
 
-def _plain(kind: Any, value: Any) -> Any:
-    """Return a text, number or flag if it is of this type; floats have the limits of times."""
-    if issubclass(kind, (Enum, str)) and kind is not str:  # they check the text themselves
+def _checked_scalar(kind: Any, value: Any) -> Any:
+    """Return a checked string, number or bool; a float may be a time, and must suit `datetime`."""
+    if issubclass(kind, (Enum, str)) and kind is not str:  # an Enum or JobId checks it itself
         return kind(value)
-    is_float = kind is float and type(value) in (int, float)
+    is_float = kind is float and type(value) in (int, float)  # JSON may have 1 instead of 1.0
     low, high = _SECONDS if is_float else (-LARGEST, LARGEST)
     if type(value) is not kind and not is_float:
         raise ValueError(f"a value is of type {type(value).__name__}, not {kind.__name__}")
     if isinstance(value, (int, float)) and not low <= value <= high:
-        raise ValueError("a number is too large or none")
+        raise ValueError("a number is out of range or NaN")
     return value

@@ -20,8 +20,8 @@ def missing_text(python: str, packages: Sequence[str], needed_by: str = "") -> s
     >>> missing_text("/p", ["torch", "accelerate"])
     '/p has no torch or accelerate'
     """
-    named = " or ".join(filter(None, (", ".join(packages[:-1]), packages[-1])))
-    return f"{python} has no {named}{f', which {needed_by} needs' if needed_by else ''}"
+    names = f"{', '.join(packages[:-1])} or {packages[-1]}" if packages[1:] else packages[0]
+    return f"{python} has no {names}{f', which {needed_by} needs' if needed_by else ''}"
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str | None:

@@ -58,7 +58,8 @@ def end_now(jobs: Sequence[JobStatus]) -> None:
     groups: dict[Backend, list[str]] = {}
     for job in jobs:
         ids = groups.setdefault(select.backend_of(job.record), [])
-        ids += [] if job.state.is_terminal else [job.record.job_id]
+        if not job.state.is_terminal:
+            ids.append(job.record.job_id)
         ids += active_chain(job.record)
     for scheduler, job_ids in groups.items():
         if job_ids:
@@ -76,12 +77,12 @@ def _end_successor(job: JobStatus) -> None:
     deadline = time.monotonic() + (0 if job.state.is_terminal else SUBMIT_S)
     while True:
         last = read_outcome(paths, paths.newest_attempt()) if read_end(paths) is None else None
-        newest = records.read_again(record)
-        if record.job_id in newest.earlier_job_ids:
-            select.backend_of(newest).cancel([newest.job_id])
+        current = records.read_again(record)
+        if record.job_id in current.earlier_job_ids:  # another job has taken over
+            select.backend_of(current).cancel([current.job_id])
             return
-        follows = last is not None and (last.job_id, last.next) == (record.job_id, Next.SUCCESSOR)
-        if not follows or time.monotonic() >= deadline:
+        submits = last is not None and (last.job_id, last.next) == (record.job_id, Next.SUCCESSOR)
+        if not submits or time.monotonic() >= deadline:  # no other job comes in time
             return
         time.sleep(POLL_S)
 
@@ -93,10 +94,8 @@ def active_chain(record: JobRecord) -> list[str]:
 
 
 def active_jobs(found: Sequence[JobRecord]) -> set[str]:
-    """Ask the scheduler which jobs have not ended: the files of a run do not show a requeue.
-
-    Raises SchedulerUnreachableError.
-    """
+    """Ask the scheduler which jobs have not ended. Raises SchedulerUnreachableError."""
+    # The files of a run do not show that a job which had ended was requeued.
     groups: dict[Backend, list[JobRecord]] = {}
     for record in found:
         groups.setdefault(select.backend_of(record), []).append(record)
@@ -104,8 +103,8 @@ def active_jobs(found: Sequence[JobRecord]) -> set[str]:
     for backend, group in groups.items():
         ids = [job_id for each in group for job_id in (each.job_id, *each.chained_job_ids)]
         jobs = backend.query(ids, since=min(each.submitted_at for each in group), max_age_s=0)
-        # Without a source, no scheduler knows the job.
-        active |= {i for i, job in jobs.items() if job.source and not job.state.is_terminal}
+        known = {job_id: job.state for job_id, job in jobs.items() if job.source}  # by a scheduler
+        active |= {job_id for job_id, state in known.items() if not state.is_terminal}
     return active
 
 
@@ -128,9 +127,9 @@ def ask_to_save_and_exit(job: JobStatus) -> bool:
 def await_exits(
     asked: Sequence[JobStatus], *, timeout_s: float, unheard_s: float
 ) -> Iterator[list[JobStatus]]:
-    """Wait until the attempts of jobs have ended, at most `timeout_s`; yield those that have not.
+    """Wait until the attempts of jobs have ended; before each pause, yield the jobs still awaited.
 
-    Wait at most `unheard_s` for a job if none of its ranks has called should_checkpoint.
+    Wait at most `timeout_s`, and `unheard_s` for a job whose ranks never called should_checkpoint.
     """
     begin, waiting = time.monotonic(), list(asked)
     ask_at = begin + ASK_S
@@ -154,7 +153,7 @@ def await_exits(
             time.sleep(POLL_S)
 
 
-def saved_since(job: JobStatus, asked_at: float) -> tuple[Path | None, float, bool]:
+def newest_checkpoint(job: JobStatus, asked_at: float) -> tuple[Path | None, float, bool]:
     """Return the newest checkpoint of a run, its time, and whether the ranks exited with it.
 
     Without a checkpoint: None, and whether the script's own signal handlers ended the ranks. A
@@ -163,15 +162,16 @@ def saved_since(job: JobStatus, asked_at: float) -> tuple[Path | None, float, bo
     """
     paths = job.record.paths
     evidence, outcome = read_evidence(paths), read_outcome(paths, job.attempt)
-    path, at = evidence.checkpoint and Path(evidence.checkpoint), evidence.checkpoint_at or 0.0
+    path = Path(evidence.checkpoint) if evidence.checkpoint else None
+    saved_at = evidence.checkpoint_at or 0.0
     directory = path.parent if path else paths.checkpoints_dir
     found, _ = checkpoint_files.newest(directory, contents=False)
-    if found is not None and found.saved_at > at:
-        path, at = found.path, found.saved_at
-    if not path:
-        return None, at, outcome is not None and outcome.is_handled
+    if found is not None and found.saved_at > saved_at:
+        path, saved_at = found.path, found.saved_at
+    if path is None:
+        return None, saved_at, outcome is not None and outcome.is_handled
     has_exited = outcome is not None and outcome.cause is Cause.INTERRUPTED
-    return path, at, has_exited and at >= asked_at
+    return path, saved_at, has_exited and saved_at >= asked_at
 
 
 def has_completed(record: JobRecord) -> bool:

@@ -47,7 +47,7 @@ from clusterrun.verbs.status import status
 STDIN: Final = "-"
 AGENTS, SLURM = NoteSource.AGENT.value, "Slurm"
 # Sources of what is in no log.
-REPORTED: Final = (SLURM, *(source.value for source in NoteSource), hangs.RECORDER)
+REPORTERS: Final = (SLURM, *(source.value for source in NoteSource), hangs.RECORDER)
 MOST_LINES: Final = 50_000  # of an attempt, the newest
 _BATCH_BYTES: Final = 256 * 1024
 _PIECE_BYTES: Final = 256 * 1024  # a longer line counts as several
@@ -89,7 +89,8 @@ def diagnose(job: Which | None = None, *, attempt: int | None = None) -> Diagnos
     newest = found.record.paths.newest_attempt()
     number = newest if attempt is None else attempt
     outcome = next((each.outcome for each in found.attempts if each.number == number), None)
-    outcome = outcome or (None if number else found.failure)  # it failed before its first attempt
+    if outcome is None and not number:
+        outcome = found.failure  # the run failed before its first attempt
     is_completed = outcome is not None and outcome.cause is Cause.COMPLETED
     if is_completed and found.state not in _BY_STATE:  # the scheduler reports no failure either
         return Diagnosis(verdict=None, lines=0, job=found, attempt=number)
@@ -105,12 +106,13 @@ def diagnose_attempt(
     """Diagnose an attempt; `state` is the job's, if this is its newest attempt."""
     scanner = Scanner(table=built_in(), ranks=set(range(record.world_size)))
     paths = record.paths
-    for line in _all_printed(paths, number, outcome):
+    for line in _printed_lines(paths, number, outcome):
         scanner.feed(line)
-    # A guess at the size of a world; that of a run was checked.
+    # This sign only suggests that the world has a wrong size, and a run has checked its size.
     scanner.leave_out("world_size_mismatch", Role.CONFIRMATION)
+    # What is added below may depend on what was found above.
     is_hung = outcome is not None and outcome.cause in (Cause.HUNG, Cause.HALTED)
-    hangs.add_evidence(scanner, hangs.recorded(paths, number), is_hung=is_hung)
+    hangs.add_evidence(scanner, hangs.read_hang(paths, number), is_hung=is_hung)
     noted = [*_read_notes(paths, number)]
     memory = {node: note.memory for node, _, note in noted if note.memory}
     _add_kills(scanner, memory, outcome)
@@ -123,7 +125,7 @@ def diagnose_attempt(
         scanner.add(_BY_STATE[state], Role.ROOT, line)
     verdict = verdict_of(scanner)
     add_ranks = _BY_OTHER_RANKS.get(verdict.cause.id) if verdict else None
-    if add_ranks:
+    if add_ranks:  # only a comparison of the ranks explains this cause
         add_ranks(scanner, paths, number)
         verdict = verdict_of(scanner)
     return Diagnosis(verdict=verdict, lines=scanner.lines, attempt=number, memory=memory)
@@ -131,7 +133,7 @@ def diagnose_attempt(
 
 def place_of(line: PrintedLine, found: Diagnosis) -> str:
     """Name who reported or printed a line: a source, a place in a file, or a rank and its node."""
-    if line.source in REPORTED:
+    if line.source in REPORTERS:
         return line.source
     if line.file:
         return f"{line.file}:{line.number}"
@@ -141,17 +143,17 @@ def place_of(line: PrintedLine, found: Diagnosis) -> str:
     return f"{rank} on {line.node}"
 
 
-def _all_printed(paths: RunPaths, attempt: int, outcome: Outcome | None) -> Iterator[PrintedLine]:
-    """Yield what an attempt printed."""
+def _printed_lines(paths: RunPaths, attempt: int, outcome: Outcome | None) -> Iterator[PrintedLine]:
+    """Yield what an attempt printed: first its batch script, then its ranks and launchers."""
     yield from _batch_output(paths, attempt, outcome)
     number = 0
-    for each in find_newest(_sources(find_files(paths, attempt), outcome), MOST_LINES):
-        if each.stream not in (Stream.AGENT, Stream.GAP):
+    for line in find_newest(_sources(find_files(paths, attempt), outcome), MOST_LINES):
+        if line.stream not in (Stream.AGENT, Stream.GAP):
             number += 1
-            text, rank, node = each.text.decode("utf-8", "replace"), each.rank, each.node
-            found = read_line(text, number=number, file="", rank=rank, node=node)
-            source = f"{node}\0{rank}\0{each.stream.value}{found.source}"  # names a process
-            yield found._replace(source=source, at=each.epoch_us / 1e6)
+            text, rank, node = line.text.decode("utf-8", "replace"), line.rank, line.node
+            printed = read_line(text, number=number, file="", rank=rank, node=node)
+            source = f"{node}\0{rank}\0{line.stream.value}{printed.source}"  # names a process
+            yield printed._replace(source=source, at=line.epoch_us / 1e6)
 
 
 def diagnose_logs(names: Sequence[str], *, stdin: BinaryIO) -> Diagnosis:
@@ -163,37 +165,37 @@ def diagnose_logs(names: Sequence[str], *, stdin: BinaryIO) -> Diagnosis:
 
 
 def _batch_output(paths: RunPaths, attempt: int, outcome: Outcome | None) -> Iterator[PrintedLine]:
-    """Yield what Slurm and setup lines printed during an attempt.
+    """Yield what Slurm and setup lines printed during an attempt, if it may be the cause.
 
-    Once ranks have run, no setup line failed: an error among what these printed is no cause. What
-    the agents print is in the outcome, and they exit with the status of the rank that failed.
+    If ranks have run, the setup lines succeeded, so that no error that these printed is a cause.
+    What the agents print is left out: it is in the outcome.
     """
     until = read_attempt(paths, attempt + 1).printed or None
     if until is None and attempt != paths.newest_attempt():
         return  # where its output ends is unknown
     since = read_attempt(paths, attempt).printed  # bytes of the output before it
     data = end_of(paths.batch_output, _BATCH_BYTES, since=since, until=until)
-    has_run = outcome is not None and outcome.cause not in _BEFORE_RANKS
+    have_ranks_run = outcome is not None and outcome.cause not in _BEFORE_RANKS
     for number, text in enumerate(data.decode("utf-8", "replace").splitlines(), 1):
-        if text.startswith(SLURM_LINES):
-            may_be_cause = not (has_run and ECHO.search(text))
+        if text.startswith(SLURM_LINES):  # srun repeats the exit status of a rank that failed
+            is_left_out = have_ranks_run and bool(ECHO.search(text))
         else:
-            may_be_cause = not (has_run or text.startswith(PREFIX))
-        if may_be_cause:
+            is_left_out = have_ranks_run or text.startswith(PREFIX)  # of the agents
+        if not is_left_out:
             yield read_line(text, number=number, file=paths.batch_output.name)
 
 
 def _sources(files: Sequence[LogFile], outcome: Outcome | None) -> list[Source]:
-    """Choose the overview, and all that the rank that failed first printed in the end."""
-    chosen = sources_of(files, OVERVIEW)
+    """Choose rank 0, launcher, agents and errors; all last lines of the rank that failed first."""
+    overview = sources_of(files, OVERVIEW)
     if outcome is None or not outcome.rank:  # the overview has all of rank 0
-        return chosen
+        return overview
     since_us = int((outcome.ended_at - _LAST_S) * 1e6)
     query = Query(ranks=frozenset({outcome.rank}), since_us=since_us)
-    own = sources_of([file for file in files if file.node == outcome.node], query)
-    if not own:
-        return chosen
-    return [each.without(lambda rank, _: rank == outcome.rank) for each in chosen] + own
+    of_rank = sources_of([file for file in files if file.node == outcome.node], query)
+    if not of_rank:
+        return overview
+    return [each.without(lambda rank, _: rank == outcome.rank) for each in overview] + of_rank
 
 
 def _lines_of(names: Sequence[str], stdin: BinaryIO) -> Iterator[PrintedLine]:
@@ -253,28 +255,28 @@ def _read_notes(paths: RunPaths, attempt: int) -> Iterator[NodeNote]:
     """Yield what the agents of an attempt noted, node by node."""
     known = read_attempt(paths, attempt).nodes
     nodes = known or [file.stem for file in paths.events_dir.glob("*.jsonl")]
-    files = (paths.events(node) for node in sorted(nodes))
-    for event in (event for file in files for event in read_ends(file, attempt)):
-        if event.type is EventType.NOTE:
-            with contextlib.suppress(ValueError):  # a rank may write any event
-                yield event.node, event.at, decoded(Note, event.note)
+    for node in sorted(nodes):
+        for event in read_ends(paths.events(node), attempt):
+            if event.type is EventType.NOTE:
+                with contextlib.suppress(ValueError):  # a rank may write any event
+                    yield event.node, event.at, decoded(Note, event.note)
 
 
 def _add_kills(scanner: Scanner, memory: Mapping[str, Memory], outcome: Outcome | None) -> None:
     """Add the OOM killer's kills: they are the root cause if they may have hit a rank."""
-    killing = {node: found for node, found in memory.items() if found.kills}
-    if outcome and outcome.signal == signal.SIGKILL and outcome.node in killing:
-        killing = {outcome.node: killing[outcome.node]}
-    role = Role.ROOT if _has_hit_rank(scanner, outcome) else Role.EITHER
-    for node, found in killing.items():
+    with_kills = {node: found for node, found in memory.items() if found.kills}
+    if outcome and outcome.signal == signal.SIGKILL and outcome.node in with_kills:
+        with_kills = {outcome.node: with_kills[outcome.node]}  # it may have hit that rank
+    role = Role.ROOT if _may_have_hit_rank(scanner, outcome) else Role.EITHER
+    for node, found in with_kills.items():
         line = PrintedLine(0, str(found), NoteSource.CGROUP.value, node=node)
         scanner.add("host_oom", role, line)
 
 
-def _has_hit_rank(scanner: Scanner, outcome: Outcome | None) -> bool:
+def _may_have_hit_rank(scanner: Scanner, outcome: Outcome | None) -> bool:
     """Return whether a kill may have hit a rank, or a worker of its data loader."""
-    is_killed = outcome is None or outcome.signal == signal.SIGKILL
-    return is_killed or any(each.cause.id == "dataloader_killed" for each in scanner.findings())
+    may_be_killed = outcome is None or outcome.signal == signal.SIGKILL
+    return may_be_killed or any(each.cause.id == "dataloader_killed" for each in scanner.findings())
 
 
 def _add_notes(scanner: Scanner, noted: Iterable[NodeNote], outcome: Outcome | None) -> None:
@@ -283,20 +285,21 @@ def _add_notes(scanner: Scanner, noted: Iterable[NodeNote], outcome: Outcome | N
         if note.source not in (NoteSource.KERNEL, NoteSource.NVML):
             continue
         line = PrintedLine(0, note.text, note.source.value, rank=note.rank, node=node, at=at)
-        if note.held_gpu is not None:
-            if _may_have_run_out(scanner, node, note.held_gpu):
+        is_oom_kill = note.rank is None and _OOM.search(note.text)
+        if note.held_gpu is not None:  # its memory was in use before the ranks started
+            if _may_lack_memory(scanner, node, note.held_gpu):
                 scanner.add("gpu_memory_held_or_faulty", Role.ROOT, line)
-        elif _OOM.search(note.text) and note.rank is None and not _has_hit_rank(scanner, outcome):
+        elif is_oom_kill and not _may_have_hit_rank(scanner, outcome):
             scanner.add("host_oom", Role.EITHER, line)  # of another process
         else:
             scanner.feed(line)
 
 
-def _may_have_run_out(scanner: Scanner, node: str, gpu: int) -> bool:
-    """Return whether a message may say that this GPU ran out: it names no other GPU or node."""
+def _may_lack_memory(scanner: Scanner, node: str, gpu: int) -> bool:
+    """Return whether a CUDA OOM may be of this GPU: its message names no other GPU or node."""
     lines = [each.line for each in scanner.causal() if each.cause.id == "cuda_oom"]
-    named = [_GPU.search(line.text) for line in lines if line.node in ("", node)]
-    return any(found is None or int(found[1]) == gpu for found in named)
+    gpus = [_GPU.search(line.text) for line in lines if line.node in ("", node)]
+    return any(named is None or int(named[1]) == gpu for named in gpus)
 
 
 def _add_outcome(scanner: Scanner, outcome: Outcome, memory: Mapping[str, Memory]) -> None:
@@ -305,29 +308,28 @@ def _add_outcome(scanner: Scanner, outcome: Outcome, memory: Mapping[str, Memory
     where = f" at {outcome.where}" if outcome.where and outcome.where not in text else ""
     node, at = outcome.node or "", outcome.ended_at
     line = PrintedLine(0, text + where, AGENTS, rank=outcome.rank, node=node, at=at)
-    texts = text.splitlines()
-    if outcome.cause is Cause.EXCEPTION:
-        texts = [_TRACEBACK, *texts]
-    is_printed = not _causal_lines(scanner, outcome.rank).isdisjoint(texts)
-    if not is_printed:  # else the log also has what is around the error
-        for each in texts:
+    heading = [_TRACEBACK] if outcome.cause is Cause.EXCEPTION else []
+    message = [*heading, *text.splitlines()]
+    is_printed = not _causal_lines(scanner, outcome.rank).isdisjoint(message)
+    if not is_printed:  # a log that has the error also has what is around it
+        for each in message:
             scanner.feed(line._replace(text=each))
     _add_unexplained(scanner, outcome, line, is_printed=is_printed)
-    # Blame no node for a failed preflight if the nodes share what failed.
+    # If the nodes share what failed in the preflight, none of them is excluded: blame none.
     is_preflight = outcome.cause is Cause.PREFLIGHT
-    unfit = [node for node in outcome.unfit if is_preflight and node in outcome.exclude]
-    for name, role in filter(None, (_by_outcome(outcome), _by_signal(outcome, memory))):
-        for node in unfit or (line.node,):
-            scanner.add(name, role, line._replace(node=node))
+    blamed = [node for node in outcome.unfit if is_preflight and node in outcome.exclude]
+    for cause, role in filter(None, (_by_outcome(outcome), _by_signal(outcome, memory))):
+        for node in blamed or (line.node,):
+            scanner.add(cause, role, line._replace(node=node))
 
 
 def _add_unexplained(
     scanner: Scanner, outcome: Outcome, line: PrintedLine, *, is_printed: bool
 ) -> None:
-    """Add the general cause of a failure that no line explains; `is_printed`: the log has it."""
+    """Add a general cause if no line or loss explains a failure; `is_printed`: the log has it."""
     causal, text = scanner.causal(), outcome.message or outcome.reason
     is_reported = any(each.line.source == AGENTS for each in causal)
-    # Only the launcher reported an error: its lines have no rank.
+    # Only the launcher, whose lines have no rank, reported an error.
     is_of_launcher = {(each.cause.id, each.line.rank) for each in causal} == {(UNCAUGHT, None)}
     is_silent = not _causal_lines(scanner, outcome.rank) and by_numbers(scanner) is None
     if outcome.cause is Cause.EXCEPTION and not (is_printed or is_reported):
@@ -339,9 +341,9 @@ def _add_unexplained(
 
 
 def _by_signal(outcome: Outcome, memory: Mapping[str, Memory]) -> tuple[str, Role] | None:
-    """Return the cause that a signal shows: not the OOM killer if its count is known and 0."""
-    found = memory.get(outcome.node or "")
-    if outcome.signal == signal.SIGKILL and found and not found.kills:
+    """Return the cause, and its role, that a signal shows; not the OOM killer if it killed none."""
+    counted = memory.get(outcome.node or "")
+    if outcome.signal == signal.SIGKILL and counted and not counted.kills:
         return "sigkill_external", Role.EITHER
     return _BY_SIGNAL.get(outcome.signal)
 
@@ -353,7 +355,7 @@ def _causal_lines(scanner: Scanner, rank: int | None) -> set[str]:
 
 def _by_outcome(outcome: Outcome) -> tuple[str, Role] | None:
     """Return the cause, and its role, that an outcome itself shows."""
-    if outcome.cause in (Cause.HUNG, Cause.HALTED) and outcome.rank is not None:
+    if outcome.cause in (Cause.HUNG, Cause.HALTED) and outcome.rank is not None:  # it is to blame
         return "hang_rank_missing", Role.ROOT
     if outcome.cause is Cause.INTERRUPTED and outcome.interruption:
         return _BY_REASON[outcome.interruption], Role.ROOT
@@ -377,7 +379,7 @@ def short(found: Diagnosis, *, most: int | None = None) -> ShortVerdict | None:
     if (verdict := found.verdict) is None:
         return None
     cause, first = verdict.cause, verdict.first
-    failed = {rank for each in verdict.consequences for rank in each.ranks}
+    affected = {rank for each in verdict.consequences for rank in each.ranks}
     text, *more = (each.line.text.strip()[:_LETTERS] for each in verdict.evidence)
     limits = (found.memory[node].limit for node in verdict.nodes if node in found.memory)
     return ShortVerdict(
@@ -396,7 +398,7 @@ def short(found: Diagnosis, *, most: int | None = None) -> ShortVerdict | None:
         frame=verdict.frame,
         more=tuple(more),
         is_reported=first.line.source == AGENTS,
-        victims=len(failed.difference(verdict.ranks)),
+        victims=len(affected.difference(verdict.ranks)),
         allowed=min((limit for limit in limits if limit), default=None),
     )
 

@@ -91,7 +91,7 @@ class Subject:
         """Raise UnknownError unless DeepSpeed compiles its optimizer when the job starts."""
         strategy = self.plan.strategy
         if not (strategy.is_deepspeed and strategy.offload):
-            raise UnknownError(f"strategy {strategy.value} builds no operators of DeepSpeed")
+            raise UnknownError(f"strategy {strategy.value} builds no DeepSpeed operators")
 
     @property
     def cuda(self) -> str | None:
@@ -101,7 +101,7 @@ class Subject:
 
     @cached_property
     def gpus(self) -> GpuAnswer | None:
-        """The GPUs here that the job may use; all of them if it runs elsewhere, None without."""
+        """The GPUs here that the job may use; all if it runs elsewhere, None if it uses none."""
         return self.needs.gpu_answer(LONG_S)
 
     @cached_property
@@ -128,17 +128,17 @@ class Subject:
 
 
 def subject_of(resolved: Resolved) -> Subject:
-    """Prepare a job as `render` does; without a script it is another one. Raises UsageError."""
+    """Prepare a job as `render` does, without a script with STAND_IN instead. Raises UsageError."""
     spec = resolved.spec
     if spec.script is None and spec.module is None:
         resolved = resolved._replace(spec=dataclasses.replace(spec, module=STAND_IN))
     return Subject(prepare(resolved, is_again=True))  # its notes are not printed
 
 
-def _job(job: Subject) -> Finding:
+def _check_job(job: Subject) -> Finding:
     name, plan, facts = "config.job", job.plan, job.prepared.facts
-    is_of_python = facts and interpreter_problem(job.spec, facts, plan.strategy)  # see `_packages`
-    if (problem := job.prepared.problem) and not is_of_python:
+    is_of_python = facts and interpreter_problem(job.spec, facts, plan.strategy)
+    if (problem := job.prepared.problem) and not is_of_python:  # that is for `_check_packages`
         text = ": ".join(filter(None, (problem.where, describe(problem))))
         return fail(name, text, "; ".join(problem.hints) or "clusterrun render --help")
     where = f", on {count(len(plan.hosts), 'host')}" if plan.hosts else ""
@@ -147,33 +147,33 @@ def _job(job: Subject) -> Finding:
     return ok(name, f"{plan.nodes} x {plan.procs_per_node} ranks, {plan.strategy.value}{where}")
 
 
-def _left_over(_: Subject) -> Finding:
+def _check_environment(_: Subject) -> Finding:
     name, kept = "env.left_over", scrubbed(os.environ)
     # `scrubbed` keeps NCCL_TIMEOUT, but NCCL does not read it.
-    found = [each for each in sorted(os.environ) if each not in kept or each == "NCCL_TIMEOUT"]
-    if not found:
+    names = [each for each in sorted(os.environ) if each not in kept or each == "NCCL_TIMEOUT"]
+    if not names:
         return ok(name, "no variables of another job or launcher are set")
-    text = f"set in your shell: {', '.join(found)}; submit removes them or reads them as options"
-    return note(name, text, f"unset {' '.join(found)}, or use a new shell")
+    text = f"set in your shell: {', '.join(names)}; submit removes them or reads them as options"
+    return note(name, text, f"unset {' '.join(names)}, or use a new shell")
 
 
-def _packages(job: Subject) -> Finding:
-    name, found, facts = "python.packages", job.python, job.prepared.facts
+def _check_packages(job: Subject) -> Finding:
+    name, python, facts = "python.packages", job.python, job.prepared.facts
     if facts and (problem := interpreter_problem(job.spec, facts, job.plan.strategy)):
         return bad(name, problem.message, "; ".join(problem.hints), is_sure=job.is_sure)
-    if found.version is None or not found.is_known:
-        return skip(name, f"the packages of {found.path or 'the interpreter'} are unknown")
-    versions = ", ".join(f"{each} {version}" for each, version in found.packages.items() if version)
-    return ok(name, f"{found.path}: Python {dotted(found.version)}, {versions}")
+    if python.version is None or not python.is_known:
+        return skip(name, f"the packages of {python.path or 'the interpreter'} are unknown")
+    packages = [f"{each} {version}" for each, version in python.packages.items() if version]
+    return ok(name, f"{python.path}: Python {dotted(python.version)}, {', '.join(packages)}")
 
 
-def _compiler(job: Subject) -> Finding:
+def _check_compiler(job: Subject) -> Finding:
     job.refuse_without_operators()
     environ = {**os.environ, **job.spec.env}
     return toolchain.compiler(job.python, environ, is_sure=not job.spec.setup)
 
 
-def _toolkit(job: Subject) -> Finding:
+def _check_toolkit(job: Subject) -> Finding:
     job.refuse_container()
     job.refuse_without_operators()
     if job.plan.device is not Device.CUDA:
@@ -182,12 +182,12 @@ def _toolkit(job: Subject) -> Finding:
     return toolchain.toolkit(job.cuda, environ, is_sure=not job.spec.setup)
 
 
-def _submit(job: Subject) -> Finding:
+def _check_submission(job: Subject) -> Finding:
     job.refuse_other_cluster()
     if shell.find("sbatch") is None:
         raise UnknownError("sbatch was not found")
     try:
-        check(job.prepared._replace(problem=None))  # `_job` reports the problem
+        check(job.prepared._replace(problem=None))  # `_check_job` reports the problem
     except SchedulerUnreachableError:
         raise
     except ClusterrunError as error:
@@ -197,15 +197,15 @@ def _submit(job: Subject) -> Finding:
 
 
 _OF_JOB: Final[dict[str, Callable[[Subject], Finding]]] = {
-    "config.job": _job,
-    "env.left_over": _left_over,
-    "python.packages": _packages,
+    "config.job": _check_job,
+    "env.left_over": _check_environment,
+    "python.packages": _check_packages,
     "python.torch": lambda job: toolchain.torch(
         job.python, job.cuda, on_gpus=job.plan.device is Device.CUDA, is_sure=job.is_sure
     ),
-    "python.compiler": _compiler,
+    "python.compiler": _check_compiler,
     "cuda.driver": lambda job: toolchain.driver(job.cuda, job.gpus or GpuAnswer(within_s=LONG_S)),
-    "cuda.toolkit": _toolkit,
+    "cuda.toolkit": _check_toolkit,
     "path.runs": lambda job: paths.runs(
         Path(job.plan.runs_dir), is_shared=bool(job.plan.cluster.scheduler.shares_files)
     ),
@@ -213,26 +213,26 @@ _OF_JOB: Final[dict[str, Callable[[Subject], Finding]]] = {
     "slurm.partition": lambda job: slurm.partition(job.queued),
     "slurm.nodes": lambda job: slurm.nodes(job.queued),
     "slurm.limits": lambda job: slurm.limits(job.queued),
-    "slurm.submit": _submit,
+    "slurm.submit": _check_submission,
 }
 
 
 def places(name: str) -> Iterator[str]:
     """Yield where a check runs, in words."""
     needs = Needs(runs=Path(), gpus=())  # for the names of checks only
-    is_of_nodes = name in all_checks(needs)
-    if name in _OF_JOB or is_of_nodes:
-        is_guess = name.startswith(_OF_THIS_MACHINE)
-        but = "; if the job runs on Slurm, a failure here is a note" if is_guess else ""
+    is_of_job, is_of_nodes = name in _OF_JOB, name in all_checks(needs)
+    if is_of_job or is_of_nodes:
+        is_unsure = name.startswith(_OF_THIS_MACHINE)
+        but = "; if the job runs on Slurm, a failure here is a note" if is_unsure else ""
         yield f"this machine: clusterrun doctor{but}"
-    if name not in _OF_JOB or is_of_nodes:
+    if is_of_nodes or not is_of_job:
         yield "the nodes: clusterrun doctor --nodes N"
     if name in quick_checks(needs):
         yield "the nodes of each job, before the ranks start: the preflight"
 
 
-def chosen(job: Subject, only: Sequence[str], without: Sequence[str]) -> dict[str, Check]:
-    """Return the checks of this machine that are chosen, by id, in the order of their pages."""
+def chosen_checks(job: Subject, only: Sequence[str], without: Sequence[str]) -> dict[str, Check]:
+    """Return the chosen checks of this machine by id, in the order of their pages."""
     for prefix in (*only, *without):
         if not any(name.startswith(prefix) for name in pages()):
             hint = "list them with: clusterrun explain all"
@@ -264,8 +264,8 @@ def examine(
     if before_nodes:  # the nodes will show whether they see the runs
         checks = {name: each for name, each in checks.items() if name.startswith(HERE)}
         unsure = (*unsure, "path.runs")
-    late = {"path.runs": paths.slow_finding(Path(job.plan.runs_dir))}
-    found = side_by_side(checks, DEADLINE_S, alone=ALONE, late=late)
+    if_late = {"path.runs": paths.slow_finding(Path(job.plan.runs_dir))}
+    found = side_by_side(checks, DEADLINE_S, alone=ALONE, late=if_late)  # ALONE: in own threads
     return [
         dataclasses.replace(each, severity=Severity.NOTE)
         if each.severity is Severity.FAIL and each.id.startswith(unsure)
@@ -297,7 +297,7 @@ class Smoke:
     has_slurm: bool = True
     nodes: tuple[str, ...] = ()
     found: dict[str, trial.NodeReport] = field(default_factory=dict)
-    met: tuple[str, ...] | None = None
+    met: tuple[str, ...] | None = None  # nodes whose ranks met; None: none did
     waited_s: float = 0.0  # for their reports, after the start of the job
     unstarted: tuple[str, ...] = ()  # nodes on which Slurm could not start its script
     blocked: str = ""  # why the job does not start
@@ -307,15 +307,14 @@ class Smoke:
 def check_nodes(resolved: Resolved, progress: Callable[[str], None]) -> Smoke:
     """Check the nodes that a configuration requests; `progress` gets a line about what changed.
 
-    If the job does not start on some nodes, the others get a job of their own. Raises as `submit`
-    does.
+    If the job does not start on some nodes, the others get their own. Raises as `submit` does.
     """
     found = _follow(_submit_trial(resolved), progress)
     others = [node for node in found.nodes if node not in found.unstarted]
     if not (found.unstarted and others):
         return found
     without = fold_hosts(found.unstarted)
-    progress(f"job {found.job_id} does not start on {without}: another job without it")
+    progress(f"job {found.job_id} does not start on {without}; starting another without it")
     spec = dataclasses.replace(resolved.spec, nodes=len(others))
     if spec.nodelist:
         spec = dataclasses.replace(spec, nodelist=",".join(others))
@@ -350,6 +349,7 @@ def _submit_trial(resolved: Resolved) -> JobRecord:
         max_restarts=0,
     )
     prepared = prepare(resolved._replace(spec=spec))
+    # If the script fails on a node, srun must not end it on the others.
     srun_args = (KEEP_OTHERS if each == END_OTHERS else each for each in prepared.plan.srun_args)
     plan = dataclasses.replace(prepared.plan, is_smoke=True, srun_args=tuple(srun_args))
     bundle = render_bundle(plan, resolved_yaml=prepared.resolved.to_yaml())
@@ -383,16 +383,16 @@ class _GrowingSmoke(Smoke):
         self._record, self._progress = record, progress
         self.now = JobStatus(record=record, state=JobState.PENDING)
         self._reported = ""
-        self._raw: PendingReason | None = None  # Slurm's, and with what another call explains
-        self._explained: PendingReason | None = None
+        self._unexplained: PendingReason | None = None  # why the job waits, as Slurm last said
+        self._explained: PendingReason | None = None  # the same, with what another call added
         self._started_at = self._done_at = self._blocked_at = 0.0  # 0: not yet
 
     def update(self) -> bool:
-        """Read what the nodes have reported; return whether nothing more is to come."""
+        """Read the nodes' reports (`met`: whose ranks met); return whether no more is to come."""
         at = time.monotonic()
         (self.now,) = statuses([self._record], select.backend_of, max_age_s=QUERY_S)
         if self.now.state is JobState.PENDING:
-            return self._check_queue(at)
+            return self._check_queue(at)  # it sets `blocked` or `unstarted`
         if self.now.state is JobState.RUNNING and not self.nodes:
             self._started_at = self._started_at or at
             self.nodes = self._allocated()
@@ -405,7 +405,8 @@ class _GrowingSmoke(Smoke):
             self._done_at = self._done_at or at  # the others have LATE_S from here
         are_others_late = self._done_at and at - self._done_at > LATE_S
         is_over = self.now.state.is_terminal or self.waited_s > START_S
-        if not (are_others_late or len(done) == number or is_over):
+        is_finished = len(done) == number or are_others_late or is_over
+        if not is_finished:
             return False
         if is_over and len(done) < number:
             self._find_unstarted()
@@ -414,10 +415,10 @@ class _GrowingSmoke(Smoke):
         return True
 
     def _find_unstarted(self) -> None:
-        """Find the nodes on which the script did not start: the first, if it started nowhere."""
+        """Set `unstarted`: where the script did not start; the first node if it started nowhere."""
         paths = self._record.paths
         self.unstarted = self.nodes[:1]
-        if paths.attempt_record(1).exists() or paths.end.exists():
+        if paths.attempt_record(1).exists() or paths.end.exists():  # it started on the first
             # `srun` ends all others if the daemon of a node does not answer it.
             printed = end_of(paths.batch_output, LAST_BYTES).decode("utf-8", "replace")
             self.unstarted = tuple(dict.fromkeys(re.findall(_NOT_LAUNCHED, printed)))
@@ -427,8 +428,8 @@ class _GrowingSmoke(Smoke):
         if self.nodes:  # requeued: the first node did not start its script
             self.unstarted = self.nodes[:1]
             return True
-        if self.now.pending != self._raw:  # the explanation asks Slurm once more
-            self._raw, self._explained = self.now.pending, explained(self.now).pending
+        if self.now.pending != self._unexplained:  # the explanation asks Slurm once more
+            self._unexplained, self._explained = self.now.pending, explained(self.now).pending
         pending = self._explained
         why = (pending.text or pending.code) if pending else ""
         self._report(f"job {self.job_id} waits: {why}; Ctrl-C cancels it")
@@ -443,7 +444,7 @@ class _GrowingSmoke(Smoke):
             return tuple(map(local_node, range(self._record.nodes)))
         with contextlib.suppress(ClusterrunError):
             names = tuple(parse_hostlist(self.now.nodelist))
-            # Until the scheduler answers, only the nodes that met are known.
+            # Until the scheduler answers, `nodelist` has only the nodes whose agents met.
             return names if len(names) == self._record.nodes else ()
         return ()
 
@@ -459,8 +460,7 @@ def findings(smoke: Smoke) -> tuple[list[Finding], str]:
     if smoke.blocked:
         text = f"job {smoke.job_id} does not start: {smoke.blocked}"
         listing = "list the nodes with sinfo -N -l; " if smoke.has_slurm else ""
-        hint = f"{listing}request others, or fewer with --nodes"
-        return _without_nodes(smoke, text, hint)
+        return _without_nodes(smoke, text, f"{listing}request others, or fewer with --nodes")
     if smoke.end is not None:
         reason = last_reason(output, 0, smoke.nodes) or last_word(output, or_any=True)
         why = reason or "no node has reported"
@@ -469,8 +469,9 @@ def findings(smoke: Smoke) -> tuple[list[Finding], str]:
         return _without_nodes(smoke, text, hint)
     nodes, found = smoke.nodes, smoke.found
     reasons = {node: reason_of(output, node) for node in nodes if node not in found}
-    facts = (smoke.met, smoke.unstarted, reasons, smoke.waited_s)
-    by_node = trial.judge_nodes(nodes, found, *facts, has_slurm=smoke.has_slurm)
+    by_node = trial.judge_nodes(
+        nodes, found, smoke.met, smoke.unstarted, reasons, smoke.waited_s, has_slurm=smoke.has_slurm
+    )
     group = trial.compare_nodes(nodes, found, smoke.met)
     # Of each node, the first finding says whether the node reported.
     reports = {node: checks[:1] for node, checks in by_node.items()}

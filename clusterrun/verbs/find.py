@@ -42,23 +42,23 @@ def refuse_elsewhere(found: Sequence[tuple[str, JobRecord]]) -> None:
 
     Raises UsageError if they are on several, NotAdoptedError if only job.json names the host.
     """
-    found = [(word, adopted(record)) for word, record in found]
-    homes = {record.home.host if record.home else "": record.home for _, record in found}
-    if len(homes) > 1:
-        places = ", ".join(name or "this machine" for name in sorted(homes))
+    found = [(word, adopted(record)) for word, record in found]  # with the homes this user accepted
+    hosts = {record.home.host if record.home else "" for _, record in found}  # "": this machine
+    if len(hosts) > 1:
+        places = ", ".join(name or "this machine" for name in sorted(hosts))
         text = f"the run directories are on several hosts: {places}"
         raise UsageError(text, hint="pass the jobs of one host")
-    home = next(iter(homes.values()), None)
+    home = found[-1][1].home if found else None  # all are on one host
     if home is not None:
         runs = {word: record.home.run_dir for word, record in found if record.home}
         raise ElsewhereError(home.host, home.python, runs, found[0][1].job_id)
 
 
 def locate(job: Which | None) -> JobRecord:
-    """Find a run as `find_record` does, wherever its run directory is."""
+    """Find a run as `find_record` does, on any host; a forwarded command brings its directory."""
     if job is not None and not isinstance(job, str):
         return job if isinstance(job, JobRecord) else job.record
-    if (run_dir := FORWARDED.get(job or "")) is not None:
+    if (run_dir := FORWARDED.get(job or "")) is not None:  # "": no word was typed
         paths = RunPaths(root=Path(run_dir))
         if not paths.record.exists():
             text = f"the run directory {paths.root} is gone from {socket.gethostname()}"
@@ -70,8 +70,8 @@ def locate(job: Which | None) -> JobRecord:
     return records.resolve_job(job, places_of_runs())
 
 
-def is_elsewhere(record: JobRecord) -> bool:
-    """Return whether a run belongs to another project; the machine that forwards decides that."""
+def is_of_other_project(record: JobRecord) -> bool:
+    """Return whether a run belongs to another project; False for a forwarded command."""
     return not FORWARDED and record.paths.runs_dir.root.resolve() != own_runs().root.resolve()
 
 
@@ -101,7 +101,7 @@ def configuration(
     """Read the configuration of a run. Raises ClusterrunError if the file is gone."""
     from clusterrun.config.load import load_again  # not for what reads only records
 
-    path, project = record.paths.resolved, record.paths.project
+    path, copy = record.paths.resolved, record.paths.project  # submit may copy a project to hosts
     try:
         text = files.read_whole(path).decode()
     except (OSError, UnicodeDecodeError) as error:
@@ -112,7 +112,7 @@ def configuration(
         flags or {},
         shown=str(path),
         environ=os.environ,
-        cwd=project if project.is_dir() else Path(record.workdir),
+        cwd=copy if copy.is_dir() else Path(record.workdir),
         typed_in=working_directory(os.environ),
         overrides=overrides,
     )

@@ -64,21 +64,21 @@ class Group(NamedTuple):
     is_waiting: bool
 
 
-def recorded(paths: RunPaths, attempt: int) -> Hang:
+def read_hang(paths: RunPaths, attempt: int) -> Hang:
     """Read the stacks and the dumps of flight recorders that an ended attempt left."""
     dumps = [paths.flight_dumps(attempt, node) for node in read_attempt(paths, attempt).nodes]
-    return _hang(_nodes(paths, attempt), read_json(paths.stacks(attempt)) or {}, dumps, None)
+    return _make_hang(_nodes(paths, attempt), read_json(paths.stacks(attempt)) or {}, dumps, None)
 
 
-def _hang(
+def _make_hang(
     nodes: dict[int, str], stacks: Mapping[str, Any], dumps: list[Path], only: set[int] | None
 ) -> Hang:
-    """Compare stacks and the dumps of `only` some ranks; None: of all."""
+    """Compare stacks, and the flight-recorder dumps of the ranks `only`; None: of all ranks."""
     places = tuple(from_data(stacks))
-    waiting = [place.rank for place in places if place.is_waiting and not place.state]  # it runs
+    waiting = [x.rank for x in places if x.is_waiting and not x.state]  # state "": it runs
     recordings = Recordings(len(nodes), waiting)
     for path in dumps:  # one by one: all of them would not fit in memory
-        # A dump has 50,000 small objects and no cycle.
+        # A dump has 50,000 small objects and no cycle: garbage collection would only cost time.
         with no_collection(), suppress(OSError, tarfile.TarError), tarfile.open(path) as archive:
             for member in archive:
                 found, file = _RANK.search(member.name), archive.extractfile(member)
@@ -89,12 +89,12 @@ def _hang(
 
 def add_absent(scanner: Scanner, paths: RunPaths, attempt: int) -> None:
     """Add the ranks that did not time out in a collective, if nearly all others did."""
-    seen = (scanner.seen_on.get(("nccl_timeout", role), ()) for role in Role)
-    timed_out = set[int]().union(*seen)
+    ranks_by_role = (scanner.seen_on.get(("nccl_timeout", role), ()) for role in Role)
+    timed_out = set[int]().union(*ranks_by_role)
     nodes = _nodes(paths, attempt)
     absent = sorted({*nodes} - timed_out)
     if len(timed_out) < _LEAST_PRESENT * len(absent):
-        return
+        return  # too many are absent to blame them
     text = f"{len(timed_out)} of {len(nodes)} ranks timed out in a collective, the others did not"
     for rank in absent:
         line = PrintedLine(0, text, NoteSource.AGENT.value, rank=rank, node=nodes[rank])
@@ -103,14 +103,14 @@ def add_absent(scanner: Scanner, paths: RunPaths, attempt: int) -> None:
 
 def add_leavers(scanner: Scanner, paths: RunPaths, attempt: int) -> None:
     """Add the ranks that ended with status 0 while others were in a collective, if they are few."""
-    world = read_attempt(paths, attempt).nodes
+    names = read_attempt(paths, attempt).nodes
     nodes = _nodes(paths, attempt)
-    ends = [event for node in world for event in read_ends(paths.events(node), attempt)]
-    exits = [event for event in ends if event.type is EventType.RANK_EXIT]
-    left = sorted({each.rank for each in exits if each.code == 0 and each.rank is not None})
-    if not 0 < len(left) < len(nodes) / 2:
+    events = [event for name in names for event in read_ends(paths.events(name), attempt)]
+    exits = [event for event in events if event.type is EventType.RANK_EXIT]
+    leavers = sorted({each.rank for each in exits if each.code == 0 and each.rank is not None})
+    if not 0 < len(leavers) < len(nodes) / 2:
         return
-    for rank in left[:_MOST_NAMED]:
+    for rank in leavers[:_MOST_NAMED]:
         text = f"rank {rank} ended with status 0; others were in a collective with it"
         line = PrintedLine(0, text, NoteSource.AGENT.value, rank=rank, node=nodes.get(rank, ""))
         scanner.add("collective_desync", Role.EITHER, line)
@@ -120,13 +120,13 @@ def locate_ranks(job: JobStatus) -> Hang:
     """Ask the agents of a running job where its ranks are. Raises ClusterrunError."""
     paths, attempt = job.record.paths, job.attempt
     if job.state is not JobState.RUNNING or not attempt:
-        hint = "drop --stacks: diagnose reads the records of a job that ended"
+        hint = "leave out --stacks: diagnose reads the records of a job that has ended"
         raise ClusterrunError(f"job {job.record.job_id} is not running", hint=hint)
     answer = _ask(paths.attempt(attempt))
     silent = tuple(map(str, answer.get("silent", ())))
     heard = [node for node in read_attempt(paths, attempt).nodes if node not in silent]
     dumps = [paths.live_dumps(attempt, node) for node in heard]
-    found = _hang(_nodes(paths, attempt), answer, dumps, set(answer.get("dumped", ())))
+    found = _make_hang(_nodes(paths, attempt), answer, dumps, set(answer.get("dumped", ())))
     return replace(found, silent=silent, looked_at=time.time())
 
 
@@ -163,12 +163,12 @@ def groups(hang: Hang) -> list[Group]:
     for place in hang.places:
         where = place.state or place.where or "at an unknown place"
         found.setdefault((where, place.is_waiting), []).append(place.rank)
-    made = (Group(where, tuple(sorted(ranks)), waits) for (where, waits), ranks in found.items())
-    return sorted(made, key=lambda group: (len(group.ranks), group.is_waiting, group.where))
+    unsorted = (Group(at, tuple(sorted(ranks)), waits) for (at, waits), ranks in found.items())
+    return sorted(unsorted, key=lambda group: (len(group.ranks), group.is_waiting, group.where))
 
 
 def sentences(hang: Hang, stuck: Stuck) -> list[tuple[int | None, str]]:
-    """Return what the flight recorders show, each with a rank: the ranks to blame first."""
+    """Return a sentence for each rank to blame, then one without a rank on the collective."""
     blamed = ((rank, _blame(hang, stuck, rank)) for rank in stuck.odd[:_MOST_NAMED])
     return [*blamed, (None, wording(stuck))]
 
@@ -176,7 +176,7 @@ def sentences(hang: Hang, stuck: Stuck) -> list[tuple[int | None, str]]:
 def _blame(hang: Hang, stuck: Stuck, rank: int) -> str:
     """Say what a rank did instead of entering the collective."""
     name = f"rank {rank} ({hang.nodes.get(rank, '?')})"
-    called = stuck.others.get(rank, "")
+    called = stuck.others.get(rank, "")  # instead of the collective, or last
     if stuck.kind is StuckKind.MISMATCH:
         return f"{name} called {called}"
     place = next((place for place in hang.places if place.rank == rank), None)

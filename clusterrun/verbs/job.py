@@ -56,7 +56,7 @@ class Job(core.Job):  # type: ignore[misc]  # submitit is not followed
 
     @property
     def run_dir(self) -> Path:
-        """The directory of the run."""
+        """The run directory."""
         return self.record.paths.root
 
     def status(self) -> JobStatus:

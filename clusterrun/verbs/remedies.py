@@ -60,7 +60,7 @@ class Run:
         """Its newest complete checkpoint."""
         return checkpoint_files.newest(self.job.record.paths.checkpoints_dir, contents=False)[0]
 
-    def resume(self, *options: str, args: Sequence[str] | None = None) -> str:
+    def resume_command(self, *options: str, args: Sequence[str] | None = None) -> str:
         """Return the command that resumes it with changes; "" if it would show a secret."""
         start = ("--from", "scratch") if self.checkpoint is None else ()
         after = () if args is None else ("--", *args)
@@ -80,15 +80,16 @@ def run_of(job: JobStatus, verdict: ShortVerdict, attempt: int) -> Run | None:
 
 
 def to_do(verdict: ShortVerdict, run: Run | None, failure: Outcome | None) -> list[Advice]:
-    """Return what to do: what this run's numbers allow to compute, then what always applies."""
+    """Return what to do: a rank's own hints, or the cause's advice with the numbers of this run."""
     if hints := hints_of(failure, verdict):
         return [Advice(text=hint) for hint in hints]
     if run is None:  # commands that name a job are of no use
         return [replace(each, run="" if "JOB" in each.run else each.run) for each in verdict.advice]
     found = [_filled_in(each, run) for each in verdict.advice]
     if remedy := _REMEDIES.get(verdict.cause):
-        index, compute = remedy
-        found[index : index + 1] = compute(run) or found[index : index + 1]
+        index, compute = remedy  # the index of the general advice that it replaces
+        if computed := compute(run):
+            found[index : index + 1] = computed
     return [each for each in found if _is_of_use(each, run)] or found
 
 
@@ -104,13 +105,13 @@ def _would_fail_again(run: Run) -> bool:
         return True  # a new attempt begins at the first step, under the same limit
     if last is None:
         return False
-    if last.rule in _REPEATS:
+    if last.rule in _REPEATS:  # the recovery stopped the run for that
         return True
     if not run.verdict.generic or last.cause not in (Cause.EXIT, Cause.EXCEPTION):
         return False
     if last.cause is Cause.EXIT and last.code == Exit.USAGE:
         return True  # as argparse exits if it refuses the arguments
-    # One error of all ranks is the script's. A world of one rank has to fail before its first step.
+    # If all ranks fail alike, or the only one before its first step, the script is at fault.
     return last.alike >= run.plan.world_size and (last.alike > 1 or last.step is None)
 
 
@@ -121,7 +122,7 @@ def _is_of_use(advice: Advice, run: Run) -> bool:
         return False
     if not run.plan.cluster.scheduler.reads_sbatch and words[0] in _SLURM:
         return False
-    return not (advice.again and retry_of(run.verdict, run) is Retry.NO)
+    return not (advice.again and retry_of(run.verdict, run) is Retry.NO)  # it only tries again
 
 
 def _filled_in(advice: Advice, run: Run) -> Advice:
@@ -154,63 +155,60 @@ def _smaller_batch(run: Run) -> list[Advice]:
         return []
     if options is None:
         sets = (f"training.micro_batch={smaller[0]}", f"training.accumulation={smaller[1]}")
-        command = run.resume("--set", sets[0], "--set", sets[1])
+        command = run.resume_command("--set", sets[0], "--set", sets[1])
     else:
         args: Sequence[str] = spec.args
         for (name, _), number in zip(options, smaller, strict=True):
             args = with_number(args, name, number)
-        command = run.resume(args=args)
+        command = run.resume_command(args=args)
     batch = micro * accumulation * run.plan.data_parallel
-    text = (
-        f"lower the micro-batch from {micro} to {smaller[0]} and raise the accumulation from "
-        f"{accumulation} to {smaller[1]}: the effective batch stays {batch}"
-    )
+    lower = f"lower the micro-batch from {micro} to {smaller[0]}"
+    higher = f"raise the accumulation from {accumulation} to {smaller[1]}"
+    text = f"{lower} and {higher}: the effective batch stays {batch}"
     return [Advice(text=text, run=command)]
 
 
 def _longer_time_limit(run: Run) -> list[Advice]:
-    """Return the limit for the steps that are left; twice the limit if their rate is unknown."""
+    """Return the time limit for the steps that are left; twice the limit if the rate is unknown."""
     progress, saved = run.job.progress, run.checkpoint
     is_reported = progress.source is ProgressSource.REPORTED  # printed ones may be of one epoch
     if not (run.is_newest and is_reported and progress.total and progress.rate_per_s):
         limit_s = run.job.limit_s
-        twice = run.resume("--time", clock(2 * limit_s)) if limit_s else ""
+        twice = run.resume_command("--time", clock(2 * limit_s)) if limit_s else ""
         return [Advice(text="double the time limit", run=twice)] if twice else []
     left = progress.total - (saved.step if saved else 0)
     if left <= 0:
         return []
     left_s = left / progress.rate_per_s
     minutes = math.ceil(left_s * 11 / 10 / 60)  # a tenth more, as in `segments`
-    text = (
-        f"{left:,} steps are left, {clock(left_s)} at {progress.rate_per_s:.3g} steps/s; with a "
-        "tenth for starts and saves"
-    )
-    found = [Advice(text=text, run=run.resume("--time", clock(60 * minutes)))]
+    duration = f"{clock(left_s)} at {progress.rate_per_s:.3g} steps/s"
+    text = f"{left:,} steps are left, {duration}; with a tenth for starts and saves"
+    advice = [Advice(text=text, run=run.resume_command("--time", clock(60 * minutes)))]
     jobs = segments(left_s, run.job.limit_s) if saved and run.job.limit_s else 1
     if jobs > 1:
         text = f"or keep the limit and let {jobs} jobs run one after another"
-        found.append(Advice(text=text, run=run.resume("--on-interrupt", "successor")))
-    return found
+        advice.append(Advice(text=text, run=run.resume_command("--on-interrupt", "successor")))
+    return advice
 
 
 def _more_memory(run: Run) -> list[Advice]:
     """Return twice the memory: of --mem, or else of the cgroup's limit."""
     spec = run.spec
-    if hit := re.fullmatch(r"0*([1-9]\d*)([KMGTkmgt]?)", spec.mem or ""):
+    if size := re.fullmatch(r"0*([1-9]\d*)([KMGTkmgt]?)", spec.mem or ""):
         what = f"double the memory, now --mem {spec.mem}"
-        return [Advice(text=what, run=run.resume("--mem", f"{2 * int(hit[1])}{hit[2]}"))]
+        return [Advice(text=what, run=run.resume_command("--mem", f"{2 * int(size[1])}{size[2]}"))]
     if run.verdict.allowed and run.plan.cluster.scheduler.reads_sbatch:
         twice = format_bytes(math.ceil(2 * run.verdict.allowed / MIB) * MIB).removesuffix("iB")
         what = f"double the memory, now {run.verdict.allowed / GIB:.3g} GiB per node"
-        return [Advice(text=what, run=run.resume("--mem", twice))]
+        return [Advice(text=what, run=run.resume_command("--mem", twice))]
     return []
 
 
 def _longer_timeout(run: Run) -> str:
     """Return twice the timeout that the job sets or printed; "TIMEOUT" if there is neither."""
-    hit = _TIMEOUT.search("\n".join((run.verdict.text, *run.verdict.more)))
-    now = run.plan.timeout_s or (int(hit[1]) // 1000 if hit else 0)
-    return format_seconds(2 * now) if now else "TIMEOUT"
+    printed = _TIMEOUT.search("\n".join((run.verdict.text, *run.verdict.more)))
+    timeout_s = run.plan.timeout_s or (int(printed[1]) // 1000 if printed else 0)
+    return format_seconds(2 * timeout_s) if timeout_s else "TIMEOUT"
 
 
 def _importable_module(run: Run) -> list[Advice]:
@@ -218,21 +216,22 @@ def _importable_module(run: Run) -> list[Advice]:
     found = _MODULE.search(run.verdict.text)
     if found is None:
         return []
-    home, top = Path(run.job.record.workdir), found[1].partition(".")[0]
-    for place in (home, home / "src"):
-        if (place / top).is_dir() or (place / f"{top}.py").is_file():
-            text = f"'{top}' is in {place}; let the job's Python look there"
-            return [Advice(text=text, run=run.resume("--env", f"PYTHONPATH={place}"))]
+    workdir, package = Path(run.job.record.workdir), found[1].partition(".")[0]
+    for place in (workdir, workdir / "src"):
+        if (place / package).is_dir() or (place / f"{package}.py").is_file():
+            text = f"'{package}' is in {place}; let the job's Python look there"
+            return [Advice(text=text, run=run.resume_command("--env", f"PYTHONPATH={place}"))]
     text = f"install what has '{found[1]}' into the job's environment"
     install = f"{shlex.quote(run.plan.python)} -m pip install PACKAGE"
-    return [Advice(text=text, run=install), Advice(text="then restart the run", run=run.resume())]
+    restart = Advice(text="then restart the run", run=run.resume_command())
+    return [Advice(text=text, run=install), restart]
 
 
 def _accepted_arguments(run: Run) -> list[Advice]:
     """Return how to correct arguments that the script refused."""
     if not _REFUSED.search(run.verdict.text):
         return []
-    command = run.resume(args=("ARGS",))
+    command = run.resume_command(args=("ARGS",))
     return [Advice(text="pass arguments that the script accepts", run=command)]
 
 

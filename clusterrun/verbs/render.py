@@ -86,26 +86,24 @@ def prepare(job: Wanted, *, is_again: bool = False) -> Prepared:
     source = read_script(job)
     may_run = interpreters.may_run(job)
     facts = gather_facts(job.spec, cwd=job.cwd, environ=os.environ, may_run=may_run)
-    host_bytes, estimates = 0, tuple[str, ...]()
+    host_bytes, warnings = 0, tuple[str, ...]()
     if job.spec.names_model:
-        from clusterrun.advice.question import estimated  # slow to import
+        from clusterrun.advice.question import host_bytes_and_warnings  # slow to import
 
-        host_bytes, estimates = estimated(job)
+        host_bytes, warnings = host_bytes_and_warnings(job)
     plan = dataclasses.replace(make_plan(job.spec, facts), host_bytes=host_bytes)
     # Templates of the project override those of the user and the site, which override ours.
-    configured = [path for path, _ in user_and_site(os.environ)]
+    config_files = [path for path, _ in user_and_site(os.environ)]
     if (job.project_dir / PROJECT_FILE).is_file():
-        configured.insert(0, job.project_dir / PROJECT_FILE)
-    bundle = render_bundle(
-        plan,
-        resolved_yaml=job.to_yaml(),
-        template_dirs=[d for d in (file.parent / "templates" for file in configured) if d.is_dir()],
-    )
-    notes = (*job.notes, *_notes(job, plan, is_again=is_again), *estimates)
+        config_files.insert(0, job.project_dir / PROJECT_FILE)
+    template_dirs = [file.parent / "templates" for file in config_files]
+    template_dirs = [directory for directory in template_dirs if directory.is_dir()]
+    bundle = render_bundle(plan, resolved_yaml=job.to_yaml(), template_dirs=template_dirs)
+    notes = (*job.notes, *_notes(job, plan, is_again=is_again), *warnings)
     problem, is_sure = _problem(job, facts, plan.strategy, source)
     if problem and not is_sure:
         notes += (f"{problem.message}; {problem.hint}",)
-        problem = None  # perhaps it runs there
+        problem = None  # the job may run on the nodes
     pitfalls = () if is_again else find_pitfalls(job, plan, source)
     return Prepared(job, plan, bundle, facts, notes, pitfalls, problem)
 
@@ -113,7 +111,7 @@ def prepare(job: Wanted, *, is_again: bool = False) -> Prepared:
 def _problem(
     job: Resolved, facts: Facts, strategy: Strategy, source: bytes | None
 ) -> tuple[UsageError | None, bool]:
-    """Return why the job would fail on the nodes, and whether that is certain."""
+    """Return why the job would fail on the nodes, or None, and whether that is certain."""
     if problem := interpreter_problem(job.spec, facts, strategy):
         return problem, is_certain(job.spec, facts)
     if source is None:
@@ -147,18 +145,20 @@ def check(prepared: Prepared) -> str:
 
 
 def _notes(job: Resolved, plan: Plan, *, is_again: bool) -> Iterator[str]:
+    """Yield what the user may not expect of the plan."""
     spec = job.spec
-    is_asked = job.origins["launch.strategy"] != BUILT_IN
+    is_requested = job.origins["launch.strategy"] != BUILT_IN
     is_replaced = spec.strategy is Strategy.DDP and plan.strategy is not Strategy.DDP
-    if is_asked and is_replaced:
+    if is_requested and is_replaced:
         yield f"--strategy ddp has no effect: your own file sets {plan.strategy.value}"
     if spec.cluster is Cluster.AUTO and plan.cluster.scheduler.is_this_machine:
         yield "sbatch was not found: the job runs on this machine (--cluster local)"
     yield from plan.notes
     if plan.precision is Precision.BF16 and plan.device is Device.CUDA:
-        from clusterrun.estimates.gpus import lacks_bf16  # slow to import
+        from clusterrun.estimates.gpus import bf16_note  # slow to import
 
-        yield from filter(None, [lacks_bf16(spec.gpu_type or spec.gpu)])
+        if text := bf16_note(spec.gpu_type or spec.gpu):
+            yield text
     if not is_again:
         yield from _notes_on_places(plan)
     unset = (name for name in plan.pass_env if name not in os.environ)
@@ -167,15 +167,17 @@ def _notes(job: Resolved, plan: Plan, *, is_again: bool) -> Iterator[str]:
 
 def _notes_on_places(plan: Plan) -> Iterator[str]:
     """Yield a note if nodes probably don't see runs, script or interpreter; this may take long."""
+    if not plan.cluster.scheduler.shares_files:
+        return  # nothing has to be shared
     python = os.path.dirname(plan.python)  # the file itself is a link in a virtual environment
-    where = {
+    remedies = {
         plan.runs_dir: "pass a --run-dir that all nodes share",
         plan.workdir: "submit from a directory that all nodes share",
         python: "name an interpreter that all nodes share (--python)",
     }
-    for path, fix in where.items() if plan.cluster.scheduler.shares_files else ():
+    for path, remedy in remedies.items():
         if path and f"{os.path.realpath(path)}/".startswith(PLACES_OF_ONE_MACHINE):
-            yield f"{path} is probably on a local disk of this machine; {fix}"
+            yield f"{path} is probably on a local disk of this machine; {remedy}"
             return
 
 
@@ -195,7 +197,7 @@ def find_pitfalls(
         is_simulated=bool(spec.cluster.scheduler.is_this_machine),
         strategy=plan.strategy.value,
         max_restarts=plan.max_restarts or 0,
-        shared_port=0 if spec.exclusive else plan.main_process_port,  # 0: no other job is there
+        shared_port=0 if spec.exclusive else plan.main_process_port,  # 0: no job shares the nodes
         args=tuple(spec.args),
         setup=plan.setup,
         missing=(named,) if named and _is_missing(job.cwd / named) else (),

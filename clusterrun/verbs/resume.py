@@ -101,12 +101,12 @@ def prepare_resume(
     `start` is `latest`, `scratch` or `step-N`; `force` resumes a run that seems to be active.
     Raises UsageError if that is impossible.
     """
-    if not job:
+    if not job:  # a forwarded command names its run in FORWARDED
         job = None if FORWARDED else newest_failed()
     record = find_record(job)
     status = _inactive_status(record, force=force)
-    changed = change(record, flags or {}, overrides, exclude_bad=exclude_bad)
-    prepared = None if changed.changes else _own_plan(record, changed.resolved)
+    changed = changed_settings(record, flags or {}, overrides, exclude_bad=exclude_bad)
+    prepared = None if changed.changes else _prepared_as_before(record, changed.resolved)
     prepared = prepared or prepare(changed.resolved, is_again=True)
     fixed = [f"{each.key} ({each.old})" for each in changed.changes if each.key in _FIXED]
     if prepared.plan.cluster is not record.cluster:
@@ -116,26 +116,26 @@ def prepare_resume(
     is_complete = status.state.is_success and not changed.changes and start == LATEST
     if is_complete:
         point = StartPoint(checkpoint=checkpoint_files.newest(record.paths.checkpoints_dir)[0])
-    else:
+    else:  # without `trainer_resume`, records of a Trainer's checkpoints do not count
         names = checkpoint_files.ANY if prepared.plan.trainer_resume else checkpoint_files.OWN
-        point = choose(record.paths, start, names)
+        point = choose_start(record.paths, start, names)
         if point.checkpoint is not None:
             refuse_other_world(point.checkpoint, record, prepared.plan, changed.changes)
     return Resumption(status, prepared, point, changed, is_complete, force)
 
 
-def change(
+def changed_settings(
     record: JobRecord, flags: Mapping[str, Any], overrides: Sequence[str], *, exclude_bad: bool
 ) -> Changed:
-    """Change a run; `exclude_bad`: exclude nodes it blames. Raises UsageError, ClusterrunError."""
+    """Change settings; `exclude_bad`: exclude nodes the run blames. Raises ClusterrunError."""
     new = configuration(record, flags, overrides)
     bad = bad_nodes(record.paths) if exclude_bad and record.cluster.scheduler.can_lose_node else ()
     if bad:
         nodes = fold_hosts(parse_hostlist(",".join(filter(None, (new.spec.exclude, *bad)))))
         flags = {**flags, "exclude": Given(value=nodes, flag="--exclude-bad")}
         new = configuration(record, flags, overrides)
-    frozen = configuration(record)
-    before, after = ({row.key: row.text for row in each.rows()} for each in (frozen, new))
+    before = {row.key: row.text for row in configuration(record).rows()}
+    after = {row.key: row.text for row in new.rows()}
     changes = (Change(key, before.get(key), after.get(key)) for key in {**before, **after})
     return Changed(new, tuple(each for each in changes if each.old != each.new), bad)
 
@@ -150,29 +150,27 @@ def refuse_other_world(
         raise UsageError(text, hint="keep the parallel sizes, or start over with --from scratch")
     saved_by = str(checkpoint.settings.get("strategy") or record.strategy)
     sharded = {strategy.value for strategy in Strategy if strategy.stage > 0}
-    is_same_world = checkpoint.world_size in (0, plan.world_size)  # 0: unknown
-    is_same = is_same_world and saved_by == plan.strategy.value
-    if is_same or sharded.isdisjoint((saved_by, plan.strategy.value)):  # perhaps the script's own
+    has_shards = sharded & {saved_by, plan.strategy.value}
+    is_same_size = checkpoint.world_size in (0, plan.world_size)  # 0: unknown
+    if not has_shards or (is_same_size and saved_by == plan.strategy.value):
         return
-    raise UsageError(
-        f"{checkpoint.path.name} was saved by {checkpoint.world_size} ranks with {saved_by}; its "
-        f"shards can't be read by {plan.world_size} with {plan.strategy.value}",
-        hint="keep nodes, ranks and strategy, or start over with --from scratch",
-    )
+    saved = f"{checkpoint.path.name} was saved by {checkpoint.world_size} ranks with {saved_by}"
+    text = f"{saved}; its shards can't be read by {plan.world_size} with {plan.strategy.value}"
+    raise UsageError(text, hint="keep nodes, ranks and strategy, or start over with --from scratch")
 
 
 def newest_failed() -> JobRecord | None:
     """Return this project's newest run that ended without completing; None for none."""
     known = records.list_records(own_runs(), _MOST_RUNS, of=lambda record: not record.is_smoke)
     found = statuses([record for record in known if record.job_id], select.backend_of)
-    over = (job.record for job in found if _is_over(job) and not job.state.is_success)
-    return next(over, None)
+    failed = (job.record for job in found if _is_over(job) and not job.state.is_success)
+    return next(failed, None)
 
 
 def _is_over(status: JobStatus) -> bool:
     """Return whether a job has ended, or the scheduler has forgotten it."""
     is_unknown = status.state is JobState.UNKNOWN and bool(status.record.job_id)
-    return status.state.is_terminal or (is_unknown and not status.reason)  # else it is known
+    return status.state.is_terminal or (is_unknown and not status.reason)  # with one, it is known
 
 
 def resume_prepared(resumption: Resumption) -> JobRecord:
@@ -184,12 +182,12 @@ def resume_prepared(resumption: Resumption) -> JobRecord:
             record = _inactive_status(records.read(paths), force=resumption.force).record
             _write_files(resumption, undo)
             waits = any(row.key in _WAITS for row in resumption.changed.changes)
-            try:
+            try:  # `waits`: only if a dependency, begin or hold was changed now
                 submission = select.backend_of(record).submit_again(plan, record, waits=waits)
             except PerhapsSubmittedError:
                 undo.pop_all()  # a queued job needs the files
                 raise
-            undo.pop_all()
+            undo.pop_all()  # submitted: keep the files
 
             def resumed(now: JobRecord) -> JobRecord:
                 new = records.continued_by(now, submission.job_id)
@@ -229,14 +227,14 @@ def _inactive_status(record: JobRecord, *, force: bool) -> JobStatus:
     raise UsageError(text, hint=hint)
 
 
-def _own_plan(record: JobRecord, resolved: Resolved) -> Prepared | None:
-    """Return a run as it was planned; None if another version planned it, or for other hosts."""
+def _prepared_as_before(record: JobRecord, resolved: Resolved) -> Prepared | None:
+    """Return a run with its stored plan; None if this version or these hosts need a new plan."""
     try:
         plan = read_plan(record.paths)
     except OSError as error:
         raise ClusterrunError(f"cannot read {record.paths.plan}", cause=str(error)) from error
     except ValueError:
-        return None
+        return None  # another version of clusterrun has written it
     if not plan.cluster.scheduler.outlives_shell:
         return None  # this allocation has other hosts
     return Prepared(resolved=resolved, plan=plan, bundle=Bundle(files={}))
@@ -254,17 +252,17 @@ def _write_files(resumption: Resumption, undo: ExitStack) -> None:
             moved = path.rename(directory / path.name)
             undo.callback(moved.rename, path)
     if resumption.prepared.bundle.files:
-        _exchange(paths, resumption.prepared.bundle, last, undo)
+        _replace_config(paths, resumption.prepared.bundle, last, undo)
     earlier = paths.earlier_end(last)
     if paths.end.exists():
         paths.end.rename(earlier)
         undo.callback(earlier.rename, paths.end)
     elif not earlier.exists():  # the conductor was killed before it wrote the end
-        files.create(earlier)
+        files.create(earlier)  # it also tells that the run was resumed
         undo.callback(earlier.unlink)
 
 
-def _exchange(paths: RunPaths, bundle: Bundle, last: int, undo: ExitStack) -> None:
+def _replace_config(paths: RunPaths, bundle: Bundle, last: int, undo: ExitStack) -> None:
     """Replace the run's files with those of a bundle; store the old ones with their attempt."""
     kept = paths.earlier_config(last)
     kept.mkdir(mode=0o700, exist_ok=True)
@@ -272,7 +270,7 @@ def _exchange(paths: RunPaths, bundle: Bundle, last: int, undo: ExitStack) -> No
         if path.exists():
             text = files.read_whole(path).decode("utf-8", "surrogateescape")
             undo.callback(write_config, path, text)
-            if not (kept / path.name).exists():  # else there was no attempt since
+            if not (kept / path.name).exists():  # else a resume without an attempt did so
                 write_config(kept / path.name, text)
         if path.name in bundle.files:
             write_config(path, bundle.files[path.name])
@@ -288,7 +286,7 @@ class StartPoint(NamedTuple):
     newer: tuple[Path, ...] = ()  # that the training would prefer
 
 
-def choose(paths: RunPaths, text: str, names: re.Pattern[str] = ANY) -> StartPoint:
+def choose_start(paths: RunPaths, text: str, names: re.Pattern[str] = ANY) -> StartPoint:
     """Find the checkpoint `latest` (one of `names`), `scratch` or `step-N`. Raises UsageError."""
     if text == SCRATCH:
         listed = checkpoint_files.listed(paths.checkpoints_dir, ANY)
@@ -308,7 +306,7 @@ def choose(paths: RunPaths, text: str, names: re.Pattern[str] = ANY) -> StartPoi
     named = next((path for found, path in listed if found == step), None)
     if named is None:
         known = ", ".join(f"step-{found}" for found, _ in listed)
-        hint = f"this run has {known}" if known else "this run has no checkpoint"
+        hint = f"use one of: {known}" if known else "use --from scratch: there is no checkpoint"
         raise UsageError(f"there is no checkpoint of step {step} in this run", hint=hint)
     try:
         checkpoint = checkpoint_files.read(named)
@@ -322,5 +320,5 @@ def resubmit(job: Which | None = None, **settings: Any) -> Job:
     """Start a new run with the configuration of an earlier one; `settings` as for `resume`."""
     from clusterrun.verbs.job import Job  # imports submitit, which most commands never need
 
-    changed = change(locate(job), settings, (), exclude_bad=False)
+    changed = changed_settings(locate(job), settings, (), exclude_bad=False)
     return Job(submit_prepared(prepare(changed.resolved, is_again=True)))

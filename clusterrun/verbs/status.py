@@ -113,10 +113,10 @@ def _startup(
     if last is None:
         since = job.record.resumed_at if before else job.record.submitted_at
     elif last.cause.is_failure and last.failed_at:
-        since, ends[Phase.STOP] = last.failed_at, last.ended_at
+        since, ends[Phase.STOP] = last.failed_at, last.ended_at  # STOP is between these
     else:
         since = last.ended_at
-    begin = since if 0 < since < max(ends.values()) else None  # else of a later resume
+    begin = since if 0 < since < max(ends.values()) else None  # a later time is of a new resume
     if last is not None and last.next is Next.RELAUNCH:
         _keep_phases_of_relaunch(ends)
     elif Phase.PROLOG in ends:
@@ -125,7 +125,7 @@ def _startup(
 
 
 def _keep_phases_of_relaunch(ends: dict[Phase, float]) -> None:
-    """Remove the queue and the staging of the job; a decision takes the place of its prolog."""
+    """Remove queue and staging, which a relaunch skips; it has a decision instead of a prolog."""
     for phase in (Phase.QUEUE, Phase.STAGE):
         ends.pop(phase, None)
     if Phase.PROLOG in ends:
@@ -135,8 +135,8 @@ def _keep_phases_of_relaunch(ends: dict[Phase, float]) -> None:
 def _part_queue_from_prolog(
     ends: dict[Phase, float], begin: float | None, start: float | None
 ) -> None:
-    """End the queue at the job's start, which some schedulers report; else the prolog is queue."""
-    # The start is in whole seconds.
+    """End the queue at the job's `start`; if that is unknown, count the prolog as queue."""
+    # A scheduler reports the start in whole seconds, so that it may seem to precede the queue.
     if begin is not None and start is not None and begin - 1 < start <= ends[Phase.PROLOG]:
         ends.setdefault(Phase.QUEUE, start)
     if Phase.QUEUE not in ends:
@@ -154,8 +154,8 @@ def list_jobs(*, limit: int | None = None) -> list[JobStatus]:
         known = (list_records(place, limit, with_damaged=True) for place in others)
         found = sorted(chain(*known), key=lambda record: record.age_key, reverse=True)[:limit]
     jobs = statuses([each for each in found if each.home is None], select.backend_of)
-    if apart := [each for each in found if each.home]:
+    if on_other_hosts := [each for each in found if each.home]:
         from clusterrun.backends.hosts import homes  # slow to import
 
-        jobs += homes.ask(apart)
+        jobs += homes.ask(on_other_hosts)
     return sorted(jobs, key=lambda job: job.record.age_key, reverse=True)

@@ -60,17 +60,17 @@ def submit_prepared(
     scheduler = select.backend(plan.cluster, runs_dir, is_shared=is_shared)
     run_id = create.new_run_id(datetime.now(), random.SystemRandom())
     paths = create.create_run(runs_dir, plan.name, run_id, prepared.bundle)
-    try:  # before the job exists: it may start before its id is known here
+    try:  # before the submission: the job may start before its id is known here
         records.write(records.new_record(plan, paths, argv=argv, now=time.time()))
     except BaseException as error:
         create.remove_run(paths)
         if isinstance(error, OSError):
             raise ClusterrunError(f"cannot write {paths.record}", cause=str(error)) from error
         raise
-    new = select.submit_or_remove(scheduler, plan, paths)
-    told = (new.job_id, new.slurm_cluster, new.home)
-    record = remember(paths, new.job_id, lambda now: records.submitted_as(now, *told))
-    return _chain(scheduler, plan, record, chain) if chain else record
+    job = select.submit_or_remove(scheduler, plan, paths)
+    answer = (job.job_id, job.slurm_cluster, job.home)
+    record = remember(paths, job.job_id, lambda now: records.submitted_as(now, *answer))
+    return _submit_chain(scheduler, plan, record, chain) if chain else record
 
 
 def remember(paths: RunPaths, job_id: JobId, change: Callable[[JobRecord], JobRecord]) -> JobRecord:
@@ -78,7 +78,7 @@ def remember(paths: RunPaths, job_id: JobId, change: Callable[[JobRecord], JobRe
     try:
         record = records.update(paths, change)
         records.link_job(paths, job_id)
-        _note_passed_variables(paths)
+        _append_checksums(paths)
     except (OSError, ClusterrunError) as error:
         text = f"job {job_id} was submitted, but its record could not be written"
         hint = f"the run directory is {paths.root}"
@@ -90,18 +90,18 @@ def remember(paths: RunPaths, job_id: JobId, change: Callable[[JobRecord], JobRe
 
 
 def _refuse_chain(plan: Plan) -> None:
+    """Raise UsageError if jobs of this plan can't continue the run one after another."""
     has_queue = plan.cluster.scheduler.has_queue
     if not has_queue:  # a `Lack`: its text says why
         text = f"a chain needs a queue: {has_queue}"
         raise UsageError(text, hint="submit one job: a job has no time limit here")
     if plan.on_interrupt is not OnInterrupt.SUCCESSOR:
-        raise UsageError(
-            f"a chain and --on-interrupt {plan.on_interrupt.value} contradict each other",
-            hint="use --on-interrupt successor: the next job of the chain resumes the run",
-        )
+        text = f"a chain and --on-interrupt {plan.on_interrupt.value} contradict each other"
+        hint = "use --on-interrupt successor: the next job of the chain resumes the run"
+        raise UsageError(text, hint=hint)
 
 
-def _chain(scheduler: Backend, plan: Plan, record: JobRecord, length: int) -> JobRecord:
+def _submit_chain(scheduler: Backend, plan: Plan, record: JobRecord, length: int) -> JobRecord:
     """Submit the later jobs of a chain, each after the one before; all of them or none."""
     ids = list(record.job_ids)
     paths = record.paths
@@ -129,23 +129,23 @@ def passed_names(paths: RunPaths) -> list[str]:
     return [name for name in names if isinstance(name, str)]
 
 
-def _note_passed_variables(paths: RunPaths) -> None:
-    """Add a line with the checksums of what a job is passed; without it, values are unknown."""
+def _append_checksums(paths: RunPaths) -> None:
+    """Add a line with the checksums of a job's passed variables; without it, they are unknown."""
     if names := passed_names(paths):
         with contextlib.suppress(OSError):
             lines = files.read_whole(paths.passed) if paths.passed.exists() else b""
-            noted = {name: _checksum(paths, name) for name in names}
-            files.write_whole(paths.passed, lines + json.dumps(noted).encode() + b"\n")
+            checksums = {name: _checksum(paths, name) for name in names}
+            files.write_whole(paths.passed, lines + json.dumps(checksums).encode() + b"\n")
 
 
 def unknown_names(paths: RunPaths) -> list[str]:
     """Return the variables whose value this shell lacks, or that had another in one of the jobs."""
     try:
         lines = files.read_whole(paths.passed).splitlines()
-        jobs = [files.parse_object(line) or {} for line in lines]
-        noted = {name: {job.get(name) for job in jobs} for name in passed_names(paths)}
-        return [name for name, found in noted.items() if found != {_checksum(paths, name)}]
-    except (OSError, TypeError):
+        jobs = [files.parse_object(line) or {} for line in lines]  # checksums by variable
+        checksums = {name: {job.get(name) for job in jobs} for name in passed_names(paths)}
+        return [name for name, known in checksums.items() if known != {_checksum(paths, name)}]
+    except (OSError, TypeError):  # the file or the key can't be used
         return passed_names(paths)
 
 

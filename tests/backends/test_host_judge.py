@@ -15,13 +15,7 @@ import pytest
 
 from clusterrun.backends.hosts import courier
 from clusterrun.backends.hosts.courier import gather, take
-from clusterrun.backends.hosts.judge import (
-    busy,
-    closed_port,
-    error_of,
-    gpus_to_lock,
-    judged,
-)
+from clusterrun.backends.hosts.judge import busy, closed_port, error_of, gpus_to_lock, problems
 from clusterrun.backends.hosts.openssh import HINTS, Refusal, refusal_of, why
 from clusterrun.config.choices import Cluster, Device
 from clusterrun.errors import Exit
@@ -71,7 +65,7 @@ CASES = [
 
 def test_a_bad_host_is_named() -> None:
     for bad, name, words in CASES:
-        [found] = judged(plan(), {"h1": host(), "h2": bad, "h3": bad})
+        [found] = problems(plan(), {"h1": host(), "h2": bad, "h3": bad})
         assert (found.nodes, found.id) == (("h2", "h3"), name)
         error = error_of([found])
         assert words in error.message
@@ -93,25 +87,25 @@ def test_a_bad_host_is_named() -> None:
 def test_hosts_with_different_versions_are_refused(other: dict[str, Any], text: str) -> None:
     late = host(versions={}, late=["versions"])
     facts = {"h1": host(), "h2": host(**other), "h3": host(), "h4": late}
-    [found] = judged(plan(), facts)
+    [found] = problems(plan(), facts)
     assert found.summary.startswith(f"h[1-3]: {text}")
     assert found.id == "host.packages"
 
 
 def test_clocks_far_apart_are_refused() -> None:
     for ahead_s, expected in ((-61, 1), (61, 1), (59, 0), (-2, 0)):
-        assert len(judged(plan(), {"h1": host(), "h2": host(ahead_s=ahead_s)})) == expected
+        assert len(problems(plan(), {"h1": host(), "h2": host(ahead_s=ahead_s)})) == expected
 
 
 def test_free_gpus_are_chosen() -> None:
     facts = host(gpus={"all": [gpu("0", USED), gpu("1"), gpu("2", "x"), gpu("3")]})
     assert gpus_to_lock(plan(), facts) == ["GPU-1", "GPU-3"]
-    assert judged(plan(), {"h1": facts}) == []
+    assert problems(plan(), {"h1": facts}) == []
 
 
 def test_gpus_that_are_unknown_are_locked_by_number() -> None:
     facts = host(gpus={"unknown": "no pynvml"})
-    assert judged(plan(), {"h1": facts}) == []
+    assert problems(plan(), {"h1": facts}) == []
     assert gpus_to_lock(plan(cluster=Cluster.SSH), facts) == ["0", "1"]
     assert gpus_to_lock(plan(cluster=Cluster.ALLOCATION), facts) == []
 

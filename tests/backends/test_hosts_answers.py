@@ -127,7 +127,7 @@ def test_a_controller_that_answers_nonsense_is_refused(
 ) -> None:
     first = Link(name="gpu1", argv=(), script=b"")
     for each in answers:
-        first.take({"kind": "answer", **each})
+        first.handle({"kind": "answer", **each})
     plan = dataclasses.replace(make_plan(runs.root.parent), hosts=("gpu1",))
     with pytest.raises(SubmissionError, match="gpu1 sent an unexpected answer"):
         backend._negotiate(first, plan, make(runs, "H9").paths, (), 9)

@@ -112,7 +112,7 @@ def save(root: Path, nodes: dict[str, list[str]], *here: str) -> None:
     path.mkdir(parents=True)
     for name in here:
         (path / name).write_text("weights")
-    files = checkpoint_files.settled(path, here)
+    files = checkpoint_files.sync(path, here)
     found = Checkpoint(path=path, step=8, world_size=2, settings={}, nodes=nodes)
     checkpoint_files.mark(found, files)
 
@@ -173,9 +173,9 @@ def test_a_host_that_sends_nonsense_is_lost(link: Link) -> None:
 
 def test_the_end_of_an_earlier_attempt_does_not_end_this_one(link: Link) -> None:
     link.attempt, link.code = 2, None
-    link.take({"kind": "ended", "code": 137, "attempt": 1})
+    link.handle({"kind": "ended", "code": 137, "attempt": 1})
     assert link.code is None
-    link.take({"kind": "ended", "code": 0, "attempt": 2})
+    link.handle({"kind": "ended", "code": 0, "attempt": 2})
     assert link.code == 0
 
 

@@ -101,7 +101,7 @@ def test_numbers_that_were_changed_by_hand_are_refused(tmp_path: Path) -> None:
         given = host(tmp_path, env={"SLURM_JOB_NUM_NODES": nodes}, spare_nodes=1)
         assert given.refusal() == reason
     given.paths.accelerate.write_text("num_machines: 2\nnum_processes: 4\n")
-    assert "accelerate.yaml has num_processes 4 now" in given.refusal()
+    assert "accelerate.yaml now has num_processes 4" in given.refusal()
     own = "num_machines: 2\nnum_processes: 4\n"  # the user's file
     given.plan = dataclasses.replace(given.plan, accelerate_text=own)
     assert given.refusal() == ""

@@ -240,7 +240,7 @@ def test_what_is_not_staged(node: Node, monkeypatch: pytest.MonkeyPatch) -> None
     assert stage.unstageable(node.env, Stage.AUTO) == ""
     (node.env / "pyvenv.cfg").unlink()
     assert stage.unstageable(node.env, Stage.TAR).endswith(
-        "neither a virtual environment nor one of conda"
+        "neither a virtual environment nor a conda environment"
     )
 
 

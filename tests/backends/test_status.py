@@ -254,11 +254,11 @@ def test_a_code_above_128_is_a_signal_and_without_an_end_slurms_counts(runs: Run
 def test_reasons_are_put_in_plain_words() -> None:
     allows = "allows; it will not start"
     unavailable = "nodes down, drained or reserved: n[1-2]"
-    reserved = "nodes are reserved, perhaps for maintenance; a shorter --time may let it start"
+    reserved = "nodes may be reserved, e.g. for maintenance; a shorter --time may let it start"
     account = "Job's account not permitted to use this partition (gpu allows ml,nlp not bio)"
     table = [
         ("Priority", "jobs with higher priority are ahead", True),
-        ("DependencyNeverSatisfied", "can never start: the job that it waits for failed", False),
+        ("DependencyNeverSatisfied", "its dependency can never be met; it will not start", False),
         ("QOSMaxGRESPerUser", REASONS["QOSMax"][0], True),
         ("AssocGrpGRES", "the account's limit is reached", True),
         ("AssocGrpGRESMinutes", "the account's budget is used up", None),

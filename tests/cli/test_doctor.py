@@ -101,7 +101,7 @@ def test_what_is_printed(well: CommandLine) -> None:
     assert said.code == 3
     assert said.out.splitlines() == [
         "FAIL  slurm.controller    Slurmctld(primary) at login1 is DOWN",
-        "      hint: try again later; look at it with: scontrol ping",
+        "      hint: try again later; check slurmctld with: scontrol ping",
         "skip  slurm.limits        slurmctld does not answer",
     ]
     assert said.err == "0 ok, 0 noted, 1 failed, 1 skipped\nfailed: slurm.controller\n"

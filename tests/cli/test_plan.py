@@ -121,7 +121,7 @@ SHOWN = (
     Shown(
         f"{LLAMA} {CARD} --strategy fsdp --set launch.tensor_parallel=4"
         " --set launch.context_parallel=2",
-        ("1 per rank x 1 accumulation x 4 data-parallel ranks = 4 samples", "times leave out"),
+        ("1 per rank x 1 accumulation x 4 data-parallel ranks = 4 samples", "times do not include"),
     ),
     Shown(
         f"--model gpt2 -N 2 --gpus-per-node 0 {CARD}",
@@ -162,7 +162,7 @@ REFUSED = (
     ),
     (
         "--model gpt2 --effective-batch 64 --accumulation 4",
-        "an effective batch of 64 is 64 passes of 1, not 4",
+        "an effective batch of 64 needs --accumulation 64, not 4",
         "leave out --effective-batch",
     ),
     ("--model gpt2 --tokens 1e9", "--tokens needs the length", "--seq-len"),
@@ -188,7 +188,7 @@ REFUSED = (
     ("--model gpt2 --recommend --what-if nodes", "--recommend, --what-if", "one"),
     (
         "--model gpt2 -N 2 --gpus-per-node 0 --gpu h100-80g --recommend",
-        "this training runs on CPUs, and only GPUs are compared",
+        "this training runs on CPUs, but --recommend compares only GPUs",
         "--gpus-per-node",
     ),
     *(

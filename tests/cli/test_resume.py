@@ -200,7 +200,7 @@ def test_from_an_older_checkpoint_sets_newer_ones_aside(here: CommandLine) -> No
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("step-7", "there is no checkpoint of step 7 in this run\n  hint: this run has step-1"),
+        ("step-7", "there is no checkpoint of step 7 in this run\n  hint: use one of: step-1"),
         ("step-140", "checkpoint step-00000140 is incomplete"),
         ("/x/step-100", "'/x/step-100' is not latest, scratch or step-N"),
     ],

@@ -64,7 +64,7 @@ waits      waiting for free nodes
 sooner     2 nodes are idle now: clusterrun resubmit 4711 --nodes 2
            8 nodes are idle now in partition 'a b', for at most 01:00:00: \
 clusterrun resubmit 4711 --partition 'a b' --time 01:00:00
-           that starts a new run; to drop this job: clusterrun cancel 4711
+           resubmit starts a new run; to end this job: clusterrun cancel 4711
 """
     assert expected in said.out
     assert asked(here) == 2

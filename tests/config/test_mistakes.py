@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clusterrun.config.document import HINTS, parse_document
+from clusterrun.config.document import MOST_HINTS, parse_document
 from clusterrun.config.load import Given
 from clusterrun.config.settings import Anchor, ConfigFile, Resolved
 from clusterrun.errors import ConfigError, Exit, UsageError
@@ -90,10 +90,10 @@ def test_the_first_of_several_mistakes_says_how_many_more_there_are(loaded: Load
     with pytest.raises(ConfigError, match="unknown key 'x'") as caught:
         loaded("x: 1\ny: 2\nslurm: {nodes: 0}\n")
     assert caught.value.hints[-1] == "to list 2 more: clusterrun config validate"
-    text = "\n".join(f"slurm_{n}: 1" for n in range(2 * HINTS))
+    text = "\n".join(f"slurm_{n}: 1" for n in range(2 * MOST_HINTS))
     file = ConfigFile(shown="clusterrun.yaml", text=text, anchor=Anchor(), strict=True)
     last = parse_document(file).errors[-1]
-    assert last.message == f"unknown key 'slurm_{2 * HINTS - 1}'"
+    assert last.message == f"unknown key 'slurm_{2 * MOST_HINTS - 1}'"
     assert last.hints == ("use a known key",)  # a hint takes a search
 
 

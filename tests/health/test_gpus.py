@@ -137,7 +137,7 @@ def test_what_a_gpu_does_not_report_is_not_ok(
     driver.answer(**recovered, **{f"gpu0_{field}": -3 for field in fields})
     found = looked(asked())
     assert statuses(found) == {}
-    assert found[name].text.endswith("not all is reported by GPU 0")
+    assert found[name].text.endswith("incomplete reports from GPU 0")
     driver.answer(**{f"gpu1_{field}": -13 for field in fields})
     found = looked(asked())
     assert statuses(found) == {name: "skip"}

@@ -158,8 +158,8 @@ def test_without_gpus_each_host_has_as_many_ranks_as_asked_for() -> None:
 
 def test_a_request_that_the_hosts_cannot_meet_is_refused() -> None:
     wrong: list[tuple[HostList, dict[str, Any], str]] = [
-        (listed("a", "b"), {"device": Device.AUTO}, "GPUs each host has is not known"),
-        (listed("a", "b"), {"device": Device.CUDA}, "GPUs each host has is not known"),
+        (listed("a", "b"), {"device": Device.AUTO}, "GPUs per host is unknown"),
+        (listed("a", "b"), {"device": Device.CUDA}, "GPUs per host is unknown"),
         (listed("a", "b", slots=(4, 8)), {}, "--hosts have different numbers of slots"),
         (listed("a", "b"), {"nodes": 3}, "3 nodes and 0 spare nodes requested, but --hosts"),
         (listed("a", "b"), {"spare_nodes": 2}, "lists 2 hosts"),

@@ -226,7 +226,7 @@ IMPOSSIBLE: list[tuple[Facts | None, dict[str, Any], str]] = [
     (TWO_GPUS, {"gpu_ids": "0", "device": Device.CPU}, "--device cpu uses none"),
     (TWO_GPUS, {"gpus_per_node": 1, "nproc_per_node": 2}, "2 ranks of a node cannot share 1 GPU"),
     (local_facts(), {"device": Device.CUDA}, "1 x 1 GPUs requested, but only 0 may"),
-    (local_facts(), {"device": Device.MPS}, "Apple's GPU, which is not here"),
+    (local_facts(), {"device": Device.MPS}, "--device mps works only on a Mac"),
     (ON_A_MAC, {"device": Device.MPS, "nodes": 2}, "2 ranks cannot"),
     # On Slurm
     (None, {"gpus_per_node": 4, "nproc_per_node": 8}, "8 ranks of a node cannot share 4 GPUs"),

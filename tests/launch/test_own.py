@@ -378,7 +378,7 @@ def test_a_strategy_of_the_same_family_gives_way_to_the_json() -> None:
     for other in (Strategy.ZERO3, Strategy.FSDP):
         with pytest.raises(UsageError, match=r"but ds\.json means zero2-offload") as refused:
             adopting(ZERO2_OFFLOAD, strategy=other)
-        assert refused.value.hints == ("drop --strategy: your own file decides",)
+        assert refused.value.hints == ("leave out --strategy: your own file decides",)
 
 
 def test_a_file_of_the_launch_may_be_the_same_but_not_another() -> None:

@@ -84,8 +84,8 @@ def test_what_a_side_file_left_out_is_told(run: LogsCommand) -> None:
     for args in ((), ("--errors", "-n", "1")):
         said = run.logs("L1", *args)
         assert said.stderr.splitlines()[-1] == (
-            "note: some error lines of n2 are in the log only "
-            "(-a -n all -g '(?i)error|warn|traceback', without --errors)"
+            "note: some error lines of n2 are only in the log: print it with "
+            "-a -n all -g '(?i)error|warn|traceback', without --errors"
         )
         assert said.stdout
 
@@ -183,7 +183,7 @@ def test_the_batch_scripts_output_carries_no_times(run: LogsCommand) -> None:
     assert (done.returncode, done.stderr) == (
         2,
         "error: --since: the output of the batch script of job L1 has no times\n"
-        "  hint: drop --since\n",
+        "  hint: leave out --since\n",
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from clusterrun.cli.logs import print_joined, print_left
+from clusterrun.cli.logs import print_failed_nodes, print_joined
 from clusterrun.cli.logs_view import LogPrinter, Request
 from clusterrun.logs.sources import EVERYTHING, LogFile, Query
 from clusterrun.rundir.paths import RunPaths
@@ -115,7 +115,7 @@ def test_what_happens_beside_the_lines_is_told_on_stderr_in_order(
     to.start_attempt(2)
     print_joined((*[LogFile(node=f"n{n}", path=Path("n.log")) for n in range(1, 21)],), to)
     ends = (("n1", b"0 done"), ("n2", b"1 failed"), ("n3", b"1 failed"))
-    print_left([line(T0, node, None, "z", text) for node, text in ends], to)
+    print_failed_nodes([line(T0, node, None, "z", text) for node, text in ends], to)
     to.print_end("FAILED", 1)
     assert pipe.take() == "n1:0  | begun…\n"
     assert capsys.readouterr().err.splitlines() == [

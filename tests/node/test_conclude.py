@@ -157,7 +157,7 @@ HERE = here(nodes=2, nproc_per_node=2)
 ON_HOSTS = dataclasses.replace(
     on_slurm(nodes=2, gpus_per_node=2), cluster=Cluster.SSH, hosts=("n1", "n2")
 )
-GO_ON = ("the time limit", "preempted", "asked to save and exit by SIGUSR2")
+GO_ON = ("the time limit", "preempted", "a warning signal (SIGUSR1 or SIGUSR2)")
 
 
 def interrupted() -> Iterator[tuple[dict[str, Any], str, Plan | None, Next, Cause, str]]:
@@ -353,12 +353,12 @@ def test_only_the_last_step_is_the_end(paths: RunPaths) -> None:
     book = account(paths)
     for step, total in ((0, None), (0, "0"), (99, 100)):
         book.take({"type": "step", "step": step, "total": total})
-        assert not book.is_through
+        assert not book.is_at_last_step
     book.take({"type": "step", "step": 100, "total": 100})
-    assert book.is_through
+    assert book.is_at_last_step
     for total in (100, 50):  # a trainer that is stopped early reports its last step as the total
         book.take({"type": "step", "step": 50, "total": total})
-        assert not book.is_through
+        assert not book.is_at_last_step
 
 
 def test_batch_hosts_that_vanish_again_and_again_end_the_run(paths: RunPaths) -> None:

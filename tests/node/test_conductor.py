@@ -49,7 +49,7 @@ class FakeStep:
 
     def end(self) -> None:
         self.deeds.append("end")
-        if not self.scene.is_witness:
+        if not self.scene.records_end:
             self.ends_at = min(self.ends_at, self.scene.now + 1)
 
     def kill(self) -> None:
@@ -64,7 +64,7 @@ class FakeAgents(Agents):
 
     def __init__(self) -> None:
         self.found: Ending | None = None
-        self._leader = self._running = self._thread = None
+        self._leader = self._serving = self._thread = None
         self.deeds: list[int] = []  # the attempts that agents at rest were given; 0: to leave
         self.is_met = False
         self.begin(0)
@@ -116,7 +116,7 @@ class Scene(Host):
         self.now = 1000.0
         self.agents = FakeAgents()
         self.environ: Mapping[str, str] = {"SLURM_JOB_ID": "42"}
-        self.is_witness, self.time_limit_s = True, STAYS
+        self.records_end, self.time_limit_s = True, STAYS
         self.steps: list[FakeStep] = []
         self.attempts: list[tuple[float, int]] = [(1.0, 0)]  # of each: seconds and status
         self.decisions: list[Decision | Exception] = []
@@ -654,7 +654,7 @@ def test_the_end_is_written_as_soon_as_slurm_ends_the_job(scene: Scene, is_over:
 
 @pytest.fixture
 def here(scene: Scene) -> Scene:
-    scene.is_witness = False
+    scene.records_end = False
     return scene
 
 

@@ -36,7 +36,7 @@ REFUSED = {
     "raise ValueError('not\\nhere')": "cannot import bad: ValueError: not",
     "import sys; sys.exit(0)": "cannot import bad: SystemExit: 0",
     "import _thread, time; _thread.start_new_thread(time.sleep, (9,))": (
-        "bad starts threads, which a fork lacks"
+        "bad starts threads, which do not survive a fork"
     ),
     "import clusterrun.node.forge.ranks as p; p.DEVICES = ('/dev/zero',);"
     "opened = open('/dev/zero')": "bad opens /dev/zero",
@@ -69,7 +69,7 @@ def lib(path: Path, imported: str, **sources: str) -> str:
     """
     (path / "lib").mkdir()
     imports = (
-        f"import clusterrun.node.forge.ranks as p; p.imports_of_all = lambda *_: ({imported!r},)"
+        f"import clusterrun.node.forge.ranks as p; p.deepspeed_imports = lambda *_: ({imported!r},)"
     )
     sources["sitecustomize"] = f"{imports}\n{sources.get('sitecustomize', '')}"
     for name, source in sources.items():
@@ -101,7 +101,7 @@ BAD = {
     "environment": (
         "bad",
         {"bad": "import os, clusterrun.node.forge.ranks as r; r.READ_LATE = ('PATH',)"},
-        "the ranks' environment differs before an import: ",
+        "the ranks' environment differs from the forge's: ",
     ),
     "threads": (
         "bad",
@@ -113,7 +113,7 @@ BAD = {
     ),
 }
 HINTS = {
-    "environment": "--set launch.launcher=direct does the same without this line",
+    "environment": "--set launch.launcher=direct avoids this message",
     "threads": "remove them from sitecustomize or a .pth file",
 }
 

@@ -143,7 +143,7 @@ def test_the_datasets_package_is_imported_for_scripts_that_would(
     for source in DATASETS:
         (tmp_path / "train.py").write_text(source)
         project = ProjectFiles([str(tmp_path / "train.py")])
-        late = ranks.between_attempts(project, Changes(project).names)
+        late = ranks.late_imports(project, Changes(project).names)
         found[source] = "datasets" in late
     assert found == {source: is_used and is_installed for source, is_used in DATASETS.items()}
 
@@ -162,7 +162,7 @@ def test_more_is_imported_only_if_the_next_attempt_stays_like_this_one() -> None
 import socket, sys
 from clusterrun.node.forge import process, ranks
 process.IDLE_S = 0.01
-ranks.between_attempts = lambda *_: ("colorsys",)
+ranks.late_imports = lambda *_: ("colorsys",)
 plan = {"strategy": "ddp", "entry": ["train.py"]}
 agent, end = socket.socketpair()
 forge = process.ForgeProcess(end, plan, is_alone=True)
@@ -170,7 +170,7 @@ for is_alike in (0, 1):
     forge._may_import_late[0] = is_alike
     forge._follow()
     print("colorsys" in sys.modules)
-ranks.between_attempts = lambda *_: 1 / 0
+ranks.late_imports = lambda *_: 1 / 0
 forge._may_import_late[0] = 1
 forge._follow()
 print(forge._why_closed.partition(";")[0])
@@ -247,5 +247,5 @@ def test_deepspeed_is_imported_for_a_script_that_imports_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(ranks.importlib.util, "find_spec", lambda name: name == "deepspeed")
-    assert ranks.imports_of_all("ddp", ["alpha", "deepspeed"]) == ("deepspeed",)
-    assert ranks.imports_of_all("ddp", ["alpha"]) == ()
+    assert ranks.deepspeed_imports("ddp", ["alpha", "deepspeed"]) == ("deepspeed",)
+    assert ranks.deepspeed_imports("ddp", ["alpha"]) == ()

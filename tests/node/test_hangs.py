@@ -205,7 +205,7 @@ async def test_ranks_that_outlive_others_may_save_but_not_do_nothing(
 
     scene.places, scene.signs = list, signs
     for _ in range(2):
-        scene.watch.leaving()
+        scene.watch.watch_leavers()
     while scene.clock.now < 2900 and not scene.failures:
         await asyncio.sleep(0.01)
     assert len(scene.failures) == (not is_saving)
@@ -226,7 +226,7 @@ async def test_ranks_that_outlive_others_and_compute_are_left_alone(make: Make) 
 
     scene.places = lambda: [WAITING[0]._replace(stack=next(looks, 99))]
     scene.signs = signs
-    scene.watch.leaving()
+    scene.watch.watch_leavers()
     await scene.settle()
     (failure,) = scene.failures
     assert (next(looks, None), failure.rank) == (None, 0)

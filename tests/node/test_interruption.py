@@ -98,7 +98,7 @@ class InterruptedNode:
         """Have a request written, if there is a reason, and the ranks warned."""
         if reason:
             write_request(self.file, reason)
-        self.interruption.warned(are_caught=False)
+        self.interruption.handle_warning(are_caught=False)
         await self.settle()
 
     async def looked(self) -> None:
@@ -181,10 +181,10 @@ async def test_two_warnings_are_one_interruption(tmp_path: Path) -> None:
     scene.step()
     for reason in (Reason.CANCEL, Reason.TIME_LIMIT, Reason.PREEMPT):
         write_request(scene.file, reason)
-    scene.interruption.warned(are_caught=False)
+    scene.interruption.handle_warning(are_caught=False)
     await scene.warned()
-    scene.interruption.warned(are_caught=False)
-    scene.interruption.ending()
+    scene.interruption.handle_warning(are_caught=False)
+    scene.interruption.handle_sigterm()
     await scene.settle()
     assert scene.decisions() == (1, True)
     assert scene.events == ["interrupted cancel True"]
@@ -197,7 +197,7 @@ async def test_sigterm_without_a_word_is_a_preemption(
     scene = InterruptedNode(tmp_path)
     scene.step()
     for _ in range(1000):  # all nodes tell the head
-        scene.interruption.ending()
+        scene.interruption.handle_sigterm()
     assert len([*scene.interruption.tasks]) == 1
     await scene.settle()
     assert scene.interruption.reason is Reason.PREEMPT
@@ -209,7 +209,7 @@ async def test_sigterm_with_the_batch_shells_word_ends_at_once(tmp_path: Path) -
     scene = InterruptedNode(tmp_path)
     scene.step()
     asyncio.get_running_loop().call_later(0.1, write_request, scene.file, Reason.END)
-    scene.interruption.ending()
+    scene.interruption.handle_sigterm()
     await scene.settle()
     assert (scene.is_cancelled, scene.decisions()) == (True, (0, False))
 
@@ -220,7 +220,7 @@ async def test_a_training_that_ends_before_it_hears_or_leaves_at_its_last_step_i
 ) -> None:
     scene = InterruptedNode(tmp_path)
     scene.step()
-    scene.account.is_through = is_through
+    scene.account.is_at_last_step = is_through
     await scene.warned(Reason.TIME_LIMIT)
     if is_through:
         scene.control.stopping(0)
@@ -248,7 +248,7 @@ async def test_before_the_time_limit_ranks_are_ended_where_there_is_a_checkpoint
     scene = InterruptedNode(tmp_path, warning_s=0.5)
     scene.step()
     scene.account.checkpoint = 1 if has_saved else None  # by an earlier attempt, perhaps
-    scene.interruption.warned(are_caught=False)
+    scene.interruption.handle_warning(are_caught=False)
     if has_saved:
         await scene.ending()
     await asyncio.sleep(0.6)
@@ -285,7 +285,7 @@ async def test_an_end_beats_what_interrupts(tmp_path: Path) -> None:
     await scene.warned(Reason.CANCEL)
     write_request(scene.file, Reason.END)
     await scene.looked()
-    scene.interruption.ending()
+    scene.interruption.handle_sigterm()
     await scene.settle()
     assert (scene.is_cancelled, scene.head.decision.is_held()) == (True, False)
 

@@ -574,7 +574,7 @@ async def test_a_second_agent_of_the_same_node_is_refused(tmp_path: Path) -> Non
 
 async def test_nodes_that_are_checked_start_without_one_that_is_late(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path, nodes=2, timeout_s=0.3 * patience())
-    nodes.head._may_lack = True
+    nodes.head._may_lack_nodes = True
     meeting = asyncio.ensure_future(nodes.lead())
     await nodes.members[0].meet(given(report(0)))
     assert await meeting == 1

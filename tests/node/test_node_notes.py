@@ -16,13 +16,7 @@ from clusterrun.diagnosis.kinds import Memory, Note, NoteSource
 from clusterrun.health.machine import MemoryGroup
 from clusterrun.node.base.causes import Cause, Ending, Failure, cancelled, lost_node
 from clusterrun.node.watch import notes
-from clusterrun.node.watch.notes import (
-    MOST_LINES,
-    OLD_S,
-    KernelLog,
-    NodeNotes,
-    of_interest,
-)
+from clusterrun.node.watch.notes import MOST_LINES, OLD_S, KernelLog, NodeNotes, of_interest
 
 
 def killed(node: str = "n1") -> Ending:

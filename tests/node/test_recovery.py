@@ -12,14 +12,7 @@ from hypothesis import strategies as st
 from clusterrun.config.choices import OnInterrupt
 from clusterrun.errors import NodeExit
 from clusterrun.launch.plan import Plan
-from clusterrun.node.recovery.rules import (
-    FRUITLESS,
-    LOSSES,
-    PREEMPTIONS,
-    Decision,
-    Ground,
-    decide,
-)
+from clusterrun.node.recovery.rules import FRUITLESS, LOSSES, PREEMPTIONS, Decision, Ground, decide
 from clusterrun.rundir.outcome import Next, Outcome
 from clusterrun.rundir.requests import Cause, Reason
 from tests.launch.samples import here, on_slurm

@@ -116,7 +116,7 @@ def test_a_state_that_passes_is_no_evidence(
     start: Start, spool: Spool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rank = start("rest()\n")
-    states = iter(["", hangs._STATES[psutil.STATUS_DISK_SLEEP]])
+    states = iter(["", hangs._HALTED[psutil.STATUS_DISK_SLEEP]])
     monkeypatch.setattr(hangs, "_state", lambda pid: next(states))
     (place,) = where(spool, rank)
     assert place.state == ""

@@ -28,7 +28,7 @@ def part(node: str, *names: str, saved_at: float = 1.0) -> SavedPart:
     files = dict.fromkeys(names, (1, 1))
     problem = "" if names else f"{node}: this node does not have it"
     return SavedPart(
-        node=node, path=path, found=found if names else None, files=files, problem=problem
+        node=node, path=path, checkpoint=found if names else None, files=files, problem=problem
     )
 
 
@@ -58,7 +58,7 @@ def test_a_checkpoint_needs_a_part_of_the_same_save_from_each_node_that_saved_it
 
 @pytest.mark.parametrize("parts", [(H1,), (H1, part("h3"))])
 def test_other_nodes_are_refused_if_they_lack_files(parts: tuple[SavedPart, ...]) -> None:
-    with pytest.raises(ClusterrunError, match="h2 has 1 of its files that no other node") as error:
+    with pytest.raises(ClusterrunError, match="1 of its files can be found only on h2") as error:
         problem_of(parts)
     assert error.value.hint == "run on the nodes that saved it: --hosts h1,h2"
 
@@ -183,7 +183,7 @@ os.environ["CLUSTERRUN_NODE"] = node
 pruned = Checkpoints(disk.parent / f"{node}-pruned", keep=1)
 for step in (1, 2, 3):
     pruned.save(step, only_first)
-    pruned._tidied()
+    pruned._await_tidying()
 dist.barrier()
 told["kept"] = sorted(path.name for path in pruned.directory.iterdir())
 
@@ -289,11 +289,8 @@ def test_what_a_node_lost_or_damaged_is_passed_over_by_all(course: Course) -> No
 
 @pytest.mark.torch
 def test_a_spare_node_resumes_if_the_others_have_all_files(course: Course) -> None:
-    refused = "can't resume from step-00000005: h2 has 2 of its files that no other node has, and "
-    assert (
-        course.every("spare")
-        == f"ClusterrunError: {refused}is not one of this job's nodes (h1, h3)"
-    )
+    refused = "can't resume from step-00000005: 2 of its files can be found only on h2, "
+    assert course.every("spare") == f"ClusterrunError: {refused}not on this job's nodes (h1, h3)"
     assert course.every("refused").startswith(f"SystemExit: error: {refused}")
     assert course.every("refused").endswith("run on the nodes that saved it: --hosts h1,h2")
     assert course.every("fetched") == 2
@@ -320,7 +317,7 @@ def test_a_trainer_ends_in_the_same_weights_and_saves_on_each_node(tmp_path: Pat
         path.rename(path.with_name("whole"))
     (_, said), *_ = world(tmp_path, "-c", TRAIN, "steps")
     assert files(*last) == saved
-    assert "clusterrun: save_on_each_node=True: the nodes share no directory" in said
+    assert "clusterrun: sets save_on_each_node=True: the nodes share no directory" in said
     assert {"out/model.safetensors", "out/rng_state_3.pth"} < {*saved}
     for node in ("h1", "h2"):
         marker = json.loads((tmp_path / node / "out/checkpoint-9/.complete").read_text())

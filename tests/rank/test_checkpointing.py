@@ -44,7 +44,7 @@ def weights(folder: Path) -> None:
 
 
 def names(store: Checkpoints) -> list[str]:
-    store._tidied()
+    store._await_tidying()
     return sorted(path.name for path in store.directory.iterdir())
 
 

@@ -50,7 +50,7 @@ def _train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
     def train(attempt: int, *calls: dict[str, Any], switch: str = "1", **args: Any) -> list[Any]:
         monkeypatch.setenv("CLUSTERRUN_ATTEMPT", str(attempt))
         monkeypatch.setenv("CLUSTERRUN_TRAINER_RESUME", switch)
-        monkeypatch.setattr(trainers, "_trainings", {})
+        monkeypatch.setattr(trainers, "_settings_by_folder", {})
         module: Any = ModuleType(NAME)
         module.Trainer = type("Trainer", (Trainer,), {"train": Trainer.train})
         module.TrainerCallback, module.DEFAULT_CALLBACKS = object, []

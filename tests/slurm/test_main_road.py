@@ -160,7 +160,7 @@ def test_numbers_changed_by_hand_are_refused_and_sruns_own_error_is_shown(
     script = here.ok("render", *TWO, "alone.py")
     for old, new, reason in (
         ("#SBATCH --nodes=2", "#SBATCH --nodes=1", "the job has 1 node but was rendered for 2;"),
-        ("num_processes: 2", "num_processes: 4", "accelerate.yaml has num_processes 4 now"),
+        ("num_processes: 2", "num_processes: 4", "accelerate.yaml now has num_processes 4"),
         ("(srun --nodes=2", "(srun --nodes=1", "srun has --nodes=1, but the job was rendered"),
         ("(srun --nodes=2", "(srun --mem=900T --nodes=2", "srun: error: Unable to create step"),
     ):

@@ -40,7 +40,7 @@ SILENT_S = 120.0  # without a sign of life, it is unknown whether a controller e
 CONTROLLER = "clusterrun.backends.hosts.controller"
 STOP_S = 60.0
 ASSEMBLE_S = 900.0  # for all hosts to answer and to get the project
-_LEAVING = {"PBS_JOBID", "LSB_JOBID"}  # of schedulers that may end only an allocation's shell
+_END_ONLY_THE_SHELL = {"PBS_JOBID", "LSB_JOBID"}  # set by schedulers that may end nothing else
 # What srun needs of the allocation. Its other variables, such as SLURM_GPUS, would size each step.
 OF_STARTERS = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_JOB_CPUS_PER_NODE", VISIBLE)
 
@@ -53,8 +53,8 @@ class HostsBackend(LocalBackend):
 
     def submit(self, plan: Plan, paths: RunPaths) -> Submission:
         """Start the controller on the first host and wait until it has accepted the job."""
-        needed = plan.hosts if plan.is_smoke else plan.hosts[:1]
-        return self._start_controller(plan, paths, needed if self.is_shared else ())
+        must_see = plan.hosts if plan.is_smoke else plan.hosts[:1]
+        return self._start_controller(plan, paths, must_see if self.is_shared else ())
 
     def submit_again(self, plan: Plan, record: JobRecord, **_: object) -> Submission:
         """Start another controller for a run, under a new id."""
@@ -74,16 +74,16 @@ class HostsBackend(LocalBackend):
         )
         controller.start()
         try:
-            last_id = last_number(self.runs_dir)
-            submission, notes = _negotiate(controller, plan, paths, must_see, last_id)
+            last_job = last_number(self.runs_dir)
+            submission, notes = _negotiate(controller, plan, paths, must_see, last_job)
             if not controller.send("go"):  # without it, the controller starts nothing
-                raise controller.explained()
+                raise controller.end_and_explain()
         except BaseException:
             controller.close(STOP_S)
             raise
         with contextlib.suppress(KeyboardInterrupt):  # the job runs: its id must be recorded
             controller.close(STOP_S)
-        remember_number(submission.job_id.number)
+        remember_number(submission.job_id.number)  # jobs submitted from here get larger ones
         for note in notes:
             print(f"note: {note}", file=sys.stderr)  # noqa: T201
         return submission
@@ -97,8 +97,9 @@ class HostsBackend(LocalBackend):
         if state is JobState.UNKNOWN:  # another process may have its pid by now
             raise SchedulerUnreachableError(reason)
         plan = read_plan(paths)
-        # By the name that ssh knows; an allocation's controller is where it was submitted.
-        host = plan.hosts[0] if plan.cluster.scheduler.outlives_shell else controller.host
+        in_allocation = not plan.cluster.scheduler.outlives_shell
+        # In an allocation, the controller is where it was submitted; over ssh, on the first host.
+        host = controller.host if in_allocation else plan.hosts[0]  # as ssh knows that host
         argv = openssh.ssh(host, ("kill", f"-{int(number)}", str(controller.pid)))
         done = shell.run_once(argv, STOP_S)
         if done.rc and "no such process" not in done.stderr.lower():
@@ -107,7 +108,7 @@ class HostsBackend(LocalBackend):
     def _state_elsewhere(self, paths: RunPaths, controller: Controlling) -> tuple[JobState, str]:
         """Return RUNNING and what the controller waits for; UNKNOWN and why if it is silent."""
         host = controller.host
-        age = time.time() - paths.controller.stat().st_mtime
+        age = time.time() - paths.controller.stat().st_mtime  # the controller keeps touching it
         if age < SILENT_S:
             return JobState.RUNNING, controller.waits
         return JobState.UNKNOWN, f"its controller on {host} has been silent for {age:.0f} s"
@@ -119,15 +120,18 @@ def backend(where: Where) -> HostsBackend:
 
 
 def _negotiate(
-    controller: Link, plan: Plan, paths: RunPaths, must_see: Sequence[str], last_id: int
+    controller: Link, plan: Plan, paths: RunPaths, must_see: Sequence[str], last_job: int
 ) -> tuple[Submission, list[str]]:
-    """Send the job; return its submission, and notes for the user. Raises ClusterrunError."""
+    """Send the job; return its submission, and notes for the user. Raises ClusterrunError.
+
+    The hosts `must_see` must see the run directory; `last_job` is the newest job number used here.
+    """
     nonce = secrets.token_hex(16)  # of a file that shows whether the first host sees this directory
     texts = {path.name: path.read_text() for path in paths.config_files if path.exists()}
     texts[paths.plan.name] = plan.to_json()
     files.write_whole(paths.nonce(nonce), "")
     try:
-        fields = controller.ask(
+        reply = controller.ask(
             "submit",
             within_s=MEET_S,
             run_dir=str(paths.root),
@@ -136,18 +140,18 @@ def _negotiate(
             values={name: os.environ[name] for name in plan.pass_env if name in os.environ},
             argv=(files.read_json(paths.record) or {}).get("argv", []),
             must_see=must_see,
-            last_id=last_id,
+            last_id=last_job,
             shell=_shell_of_allocation(plan),
         )
     finally:
         paths.nonce(nonce).unlink(missing_ok=True)
     try:
-        is_here = decoded(bool, fields.get("is_here"))  # the first host sees this directory
+        is_here = decoded(bool, reply.get("is_here"))  # the first host sees this directory
         notes = [] if is_here else _send_project(controller, plan)
-        answer = controller.answered(ASSEMBLE_S)
+        answer = controller.answered(ASSEMBLE_S)  # again to "submit", once all hosts are ready
         job_id = JobId(answer.get("job_id"))
         home: Home = decoded(Home, {**answer, "host": plan.hosts[0]})
-        if not job_id.startswith("H") or job_id.number <= last_id:
+        if not job_id.startswith("H") or job_id.number <= last_job:  # numbers must grow
             raise ValueError("another job has this id")
     except ValueError as error:
         raise openssh.nonsense(plan.hosts[0]) from error
@@ -157,16 +161,16 @@ def _negotiate(
 def _shell_of_allocation(plan: Plan) -> tuple[int, str | None] | None:
     """Return pid and identity of the shell that the run must not outlive; None without one."""
     leader = os.getsid(0)
-    if plan.cluster.scheduler.outlives_shell or _LEAVING.isdisjoint(os.environ):
-        return None
-    # 0: it is outside this container; this process: no shell started the command.
+    if plan.cluster.scheduler.outlives_shell or _END_ONLY_THE_SHELL.isdisjoint(os.environ):
+        return None  # there is no allocation, or its scheduler ends the run with it
+    # 0: the shell is outside this container. This process: no shell started the command.
     return None if leader in (0, os.getpid()) else (leader, identity(leader))
 
 
 def _send_project(controller: Link, plan: Plan) -> list[str]:
     """Send the project; return notes on what is not copied. Raises ClusterrunError."""
-    found = project.find_project(Path(plan.workdir), leave_out=[Path(plan.runs_dir)])
-    notes = project.check_paths(found, plan.entry)
-    with project.pack(found) as packed:
+    files_to_copy = project.find_project(Path(plan.workdir), leave_out=[Path(plan.runs_dir)])
+    notes = project.check_paths(files_to_copy, plan.entry)
+    with project.pack(files_to_copy) as packed:
         controller.send_project(packed)
-    return [*found.notes, *notes]
+    return [*files_to_copy.notes, *notes]

@@ -2,7 +2,7 @@
 
 `submit` sends it the job through stdin. It reaches and examines all hosts, answers whether the job
 runs, and detaches: from then on it needs the submitting machine no longer. To the conductor, each
-node of a job is a host with a courier.
+node of a job is a host with a courier. The run directory on this machine is the run's home.
 """
 
 from __future__ import annotations
@@ -66,23 +66,23 @@ def receive(pipe: Pipe) -> tuple[RunPaths, Message]:
 
     Return the directory here and what was sent (docs/contracts.md). Raises ClusterrunError.
     """
-    given = _next(pipe)
+    given = _next_message(pipe)
     plan = Plan.from_json(given["files"]["plan.json"])
     paths = RunPaths(root=Path(given["run_dir"]))
-    is_here = paths.nonce(given["nonce"]).exists()
-    if not is_here and given["must_see"]:
+    is_here = paths.nonce(given["nonce"]).exists()  # the submitter has just created this file
+    if not is_here and given["must_see"]:  # the first host is always one of these
         raise _unseen(plan.hosts[:1], paths)
     try:
         if not is_here:
             runs_dir = RunsDir(root=Path(plan.hosts_dir).expanduser() / "runs")
             bundle = Bundle(files=given["files"])
             paths = create.create_run(runs_dir, plan.name, paths.root.name, bundle)
-            here = replace(plan, workdir=str(paths.project))
-            record.write(record.new_record(here, paths, argv=given["argv"], now=time.time()))
+            plan_here = replace(plan, workdir=str(paths.project))  # it runs in a copy
+            record.write(record.new_record(plan_here, paths, argv=given["argv"], now=time.time()))
         pipe.send("answer", is_here=is_here)
         if not is_here:
             with tempfile.TemporaryFile() as packed:
-                while data := _next(pipe)["data"]:
+                while data := _next_message(pipe)["data"]:
                     packed.write(data)
                 project.unpack(packed, paths.project)
     except (ClusterrunError, OSError) as error:
@@ -92,7 +92,7 @@ def receive(pipe: Pipe) -> tuple[RunPaths, Message]:
     return paths, given
 
 
-def _next(pipe: Pipe) -> Message:
+def _next_message(pipe: Pipe) -> Message:
     message = pipe.receive()
     if message is None:
         raise SubmissionError("the submission was interrupted")
@@ -108,20 +108,20 @@ class HostsStep(LocalStep):
     leave_s: float = LEAVE_TOGETHER_S
 
     def _reap(self) -> bool:
-        """Begin with enough hosts; return whether a node runs or will. Raises ClusterrunError."""
-        if not self.links and self.kill_by == float("inf"):  # neither begun nor ended
-            self.links = self.begin()
+        """Collect statuses or start nodes; return if one runs or will. Raises ClusterrunError."""
+        if not self.links and not self.is_ending:
+            self.links = self.begin()  # none while there are too few hosts
             return True
         self.codes = [link.code for link in self.links if link.code is not None]
         return len(self.codes) < len(self.links)
 
     def end(self) -> None:
         """End all nodes within the grace time."""
-        if self.kill_by < float("inf"):  # they are being ended
+        if self.is_ending:
             return
         super().end()
-        if not self.links:  # no node has started: there is nothing to wait for
-            self.code, self.kill_by = int(NodeExit.CANCELLED), 0.0
+        if not self.links:  # no node has started, so none has an exit status
+            self.code = int(NodeExit.CANCELLED)
         for link in self.links:
             link.send("end")
 
@@ -162,14 +162,14 @@ class HostsHost(LocalHost):
 
     def listen(self, pipe: Pipe) -> None:
         """Wait for the submitter's `go`; without it, end all couriers."""
-        last_word = pipe.receive()
-        self.may_go = last_word is not None and last_word["kind"] == "go"
+        message = pipe.receive()
+        self.may_go = message is not None and message["kind"] == "go"
         if not self.may_go:
             crew.end_all(self.links)
 
     def assemble(self) -> None:
         """Reach all hosts and make them ready. Raises ClusterrunError, OSError."""
-        files.create(self.paths.nonce(self.nonce), "")
+        files.create(self.paths.nonce(self.nonce), "")  # hosts that see it share the home
         _on_all(self.links, self._open)
         needed = [link for link in self.links if link.host in self.sent["must_see"]]
         if blind := [link.host for link in needed if not link.facts["sees_home"]]:
@@ -186,21 +186,21 @@ class HostsHost(LocalHost):
 
     def _judge(self, links: Sequence[Link]) -> None:
         """Raise ClusterrunError if the run can't start on these hosts."""
-        if found := judge.judged(self.plan, {link.name: link.facts for link in links}):
-            raise judge.error_of(found)
+        if problems := judge.problems(self.plan, {link.name: link.facts for link in links}):
+            raise judge.error_of(problems)
 
     def _try_ports(self) -> None:
-        """Have each host reach a port of the first and the next one. Raises ClusterrunError."""
+        """Have each host connect to the first host and to the next one. Raises ClusterrunError."""
         closed: list[Finding] = []
 
         def connect(link: Link) -> None:
             after = self.links[(self.links.index(link) + 1) % len(self.links)]
             targets = {each.name: each for each in (self.links[0], after) if each is not link}
             for target in targets.values():
-                # ssh shows both ends of a login: the first host is the client of `link`'s login,
-                # any other target is the server of its own.
-                shown = target.facts["server"] if target.first else link.facts["client"]
-                address, port = shown or parse_host(target.host).host, target.facts["port"]
+                # ssh shows both ends of a login from the first host, whose own `first` is "": it
+                # is the client of `link`'s login, and any other target is the server of its own.
+                by_ssh = target.facts["server"] if target.first else link.facts["client"]
+                address, port = by_ssh or parse_host(target.host).host, target.facts["port"]
                 if reason := link.ask("connect", address=address, port=port)["closed"]:
                     closed.append(judge.closed_port(link.name, target.name, port, reason))
 
@@ -209,7 +209,7 @@ class HostsHost(LocalHost):
             raise judge.error_of(closed)
 
     def admit(self, link: Link) -> None:
-        """Make a host usable that was lost. Raises ClusterrunError."""
+        """Make a lost host usable again. Raises ClusterrunError."""
         self._open(link)
         try:
             self._judge((self.links[0], link))  # it is compared with the first host
@@ -226,9 +226,10 @@ class HostsHost(LocalHost):
             home=str(self.paths.root),
             nonce=self.nonce,
             own_dir=self._own_dir,
+            # What must exist where the home is seen, unless the home has a copy of the project.
             paths=[] if self.paths.project.is_dir() else [self.plan.workdir],
             device=self.plan.device.value,
-            ports=candidate_ports(self.nonce, 0, self.plan.port_range),
+            ports=candidate_ports(self.nonce, 0, self.plan.port_range),  # for `_try_ports`
         )
 
     @property
@@ -241,36 +242,39 @@ class HostsHost(LocalHost):
         """Lock a host for this job, and its GPUs. Raises ClusterrunError."""
         gpus = judge.gpus_to_lock(self.plan, link.facts)
         needed = judge.gpus_needed(self.plan) if gpus else 0
-        job = f"{self.job_id}-{self.paths.root.name}"  # another user may have this id
+        job = f"{self.job_id}-{self.paths.root.name}"  # another user's job may have this id
         locked = link.ask("lock", job=job, gpus=gpus, count=needed)
-        # Numbers stand for GPUs that are unknown: they are locked, but not passed to the ranks.
+        # Without "all", the GPUs are unknown: numbers are locked, but not passed to the ranks.
         link.gpus = tuple(locked["gpus"]) if link.facts["gpus"].get("all") else ()
-        if locked["twice"]:
+        if locked["twice"]:  # this job has locked the machine already, under another name
             other = next(each for each in self.links if _machine(each) == _machine(link))
             text = f"{link.name}: the same machine as {other.name}"
             raise UsageError(text, hint="name each machine once in the list of hosts")
         if len(locked["gpus"]) < needed:
-            raise judge.error_of(judge.busy(link.name, *each) for each in locked["busy"].items())
+            busy = locked["busy"].items()
+            raise judge.error_of(judge.busy(link.name, gpu, holder) for gpu, holder in busy)
 
     def _place(self, link: Link) -> None:
         """Have a host use the home, or bring the run to a directory of its own."""
         is_apart, root = not link.facts["sees_home"], self.paths.root
         link.receiver = mirror.Receiver(root=root, node=link.name) if is_apart else None
         own = self._own_dir if is_apart else str(root)
+        # `first` is the host that reaches this one over ssh: "" for the first host itself.
         placed = link.ask("place", root=own, is_apart=is_apart, is_first=not link.first)
         if placed["needs_project"]:
             with self._packing:
                 self._packed = self._packed or self._pack()
-            with open(f"/proc/self/fd/{self._packed.fileno()}", "rb") as packed:  # from its start
+            # Hosts are placed at the same time, so each reads the file from a position of its own.
+            with open(f"/proc/self/fd/{self._packed.fileno()}", "rb") as packed:
                 link.send_project(packed)
             link.answered(PROJECT_S)
         link.is_lost = False
 
     def _pack(self) -> BinaryIO:
         """Return the project of the run, packed."""
-        own, runs = self.paths.project, Path(self.plan.runs_dir)
-        found = own if own.is_dir() else Path(self.plan.workdir)
-        return project.pack(project.find_project(found, leave_out=[runs]))
+        copy, runs = self.paths.project, Path(self.plan.runs_dir)
+        source = copy if copy.is_dir() else Path(self.plan.workdir)
+        return project.pack(project.find_project(source, leave_out=[runs]))
 
     def give_up(self) -> None:
         """End all couriers and remove what was written for a job that does not start."""
@@ -305,13 +309,13 @@ class HostsHost(LocalHost):
             self._is_waiting = False
             amend_controller(self.paths, waits="")
         is_apart = any(link.is_apart for link in chosen)
-        texts = {**mirror.bundle(self.paths), **self._record()} if is_apart else {}
+        texts = {**mirror.bundle(self.paths), **self._recorded_job()} if is_apart else {}
         for rank, link in enumerate(chosen):
             link.attempt, link.code = attempt, None
             link.send(
                 "start",
                 attempt=attempt,
-                words=[str(attempt), self._address_for(link), str(port)],
+                words=[str(attempt), self._address_for(link), str(port)],  # for node.sh
                 lead_s=self.plan.warning_s,
                 environ=self._environ_of(link, rank, chosen),
                 files=texts if link.is_apart else {},
@@ -320,8 +324,8 @@ class HostsHost(LocalHost):
                 link.code = int(NodeExit.NODE_LOST)
         return chosen
 
-    def _record(self) -> dict[str, str]:
-        """Return job.json for hosts that have only a part of the run: it names the home."""
+    def _recorded_job(self) -> dict[str, str]:
+        """Record the job; return job.json, which names the home, for hosts that do not share it."""
         host = self.plan.hosts[0]
         host = socket.gethostname() if parse_host(host).host == "localhost" else host
         home = Home(host=host, run_dir=str(self.paths.root), python=sys.executable)
@@ -332,14 +336,14 @@ class HostsHost(LocalHost):
 
     def unreachable(self, nodes: Sequence[str]) -> tuple[str, ...]:
         """Return the nodes whose host is lost."""
-        asked = [link for link in self.links if link.name in nodes]
-        crew.on_all(asked, Link.check)
-        lost = tuple(link.name for link in asked if link.is_lost)
+        links = [link for link in self.links if link.name in nodes]
+        crew.on_all(links, Link.check)
+        lost = tuple(link.name for link in links if link.is_lost)
         self._were_lost.update(lost)  # they are fit if they come back
         return lost
 
     def keep_alive(self) -> None:
-        """Touch the controller's file: readers on other machines see that this process lives."""
+        """Show readers elsewhere that this process lives; end the run if its shell has ended."""
         if time.monotonic() >= self._next_sign:
             self._next_sign = time.monotonic() + crew.ALIVE_S
             self._watch_shell()
@@ -350,18 +354,18 @@ class HostsHost(LocalHost):
         """Save and end the run if the allocation's shell is gone: the allocation has ended."""
         if self.shell is None or identity(self.shell[0]) == self.shell[1]:
             return
-        self.shell = None
+        self.shell = None  # so that this happens once
         say_on_stderr("the shell of the allocation has ended, so the run ends")
         os.kill(os.getpid(), signal.SIGUSR2)  # the ranks save and exit
-        last = threading.Timer(LAST_S, os.kill, (os.getpid(), signal.SIGTERM))
-        last.daemon = True
-        last.start()
+        end_later = threading.Timer(LAST_S, os.kill, (os.getpid(), signal.SIGTERM))
+        end_later.daemon = True
+        end_later.start()
 
     def _choose(self, unfit: Sequence[str]) -> list[Link]:
-        """Return the hosts of the next attempt; [] to await lost ones. Raises ClusterrunError."""
+        """Return the hosts of the next attempt; [] to wait for more. Raises ClusterrunError."""
         usable = [link for link in self.links if not (link.is_lost or link.name in unfit)]
         is_enough = len(usable) >= self.plan.nodes
-        needed = self._savers() if is_enough else []  # it reads the disk
+        needed = self._checkpoint_hosts() if is_enough else []  # it reads the disk
         missing = [name for name in needed if name not in [link.name for link in usable]]
         if is_enough and not missing:
             # Those without which the run can't resume, then the first ones of the list.
@@ -371,24 +375,24 @@ class HostsHost(LocalHost):
         if not usable and not self.plan.cluster.scheduler.outlives_shell:
             raise ClusterrunError("the allocation has ended: none of its hosts answers")
         if lost and time.monotonic() < self._wait_until:
-            self._await(lost)
+            self._reach_again(lost)
             return []
         why = [str(self._errors.get(link.name, f"{link.name} does not answer")) for link in lost]
         why += [f"{name} is unfit" for name in unfit]
-        few = f"only {count(len(usable), 'host')} of {self.plan.nodes} can be used"
+        problem = f"only {count(len(usable), 'host')} of {self.plan.nodes} can be used"
         if missing:
-            few = f"a part of the newest checkpoint is only on {', '.join(missing)}"
-        raise ClusterrunError(f"{few}: {', '.join(why)}")
+            problem = f"a part of the newest checkpoint is only on {', '.join(missing)}"
+        raise ClusterrunError(f"{problem}: {', '.join(why)}")
 
-    def _savers(self) -> list[str]:
+    def _checkpoint_hosts(self) -> list[str]:
         """Return the hosts that have files of the newest checkpoint that this one lacks."""
         newest, _ = checkpoint_files.newest(self.paths.checkpoints_dir, contents=False)
-        if newest is None or not newest.nodes:
+        if newest is None or not newest.nodes:  # `nodes` is empty if all hosts share the files
             return []
         _, here = checkpoint_files.read_marker(newest.path)  # the files of this host
         return [name for name, parts in newest.nodes.items() if {*parts} - {*here}]
 
-    def _await(self, lost: Sequence[Link]) -> None:
+    def _reach_again(self, lost: Sequence[Link]) -> None:
         """Reach lost hosts in the background, one try at a time; say once that the run waits."""
         if self._opener is not None and self._opener.is_alive():
             return
@@ -407,7 +411,7 @@ class HostsHost(LocalHost):
         self._opener.start()
 
     def _address_for(self, link: Link) -> str:
-        """Return where a host reaches this machine: as it was reached over ssh, if it was."""
+        """Return the address at which a host reaches this machine: the one seen by ssh, if any."""
         if link.name == self.here:
             return LOOPBACK
         if client := link.facts["client"]:
@@ -421,13 +425,13 @@ class HostsHost(LocalHost):
     def _environ_of(self, link: Link, rank: int, chosen: Sequence[Link]) -> dict[str, str]:
         """Return the variables of a host's agent, which is `rank` among the chosen hosts."""
         environ: dict[str, Any] = {
-            **self.sent["values"],
+            **self.sent["values"],  # of the variables in the plan's `pass_env`
             **self.environ,
             "CLUSTERRUN_HOSTS_NODE_RANK": str(rank),
             "CLUSTERRUN_HOSTS_NODES": ",".join(node.name for node in chosen),
         }
         if any(node.is_apart for node in chosen):
-            # Hosts that share the home's directory keep one part of a checkpoint together.
+            # 1: this host has a directory of its own. A name: it shares that host's directory.
             environ["CLUSTERRUN_HOSTS_APART"] = "1" if link.is_apart else self.links[0].name
         if link.gpus:
             environ[VISIBLE] = ",".join(link.gpus)
@@ -444,9 +448,9 @@ def _unseen(hosts: Sequence[str], paths: RunPaths) -> UsageError:
     return UsageError(text, hint="name a --run-dir that all hosts share, or hosts that see it")
 
 
-def _on_all(links: Sequence[Link], deed: Callable[[Link], None]) -> None:
-    """Do something on all hosts at once. Raises ClusterrunError."""
-    if errors := crew.on_all(links, deed):
+def _on_all(links: Sequence[Link], act: Callable[[Link], None]) -> None:
+    """Call `act` for all hosts at once. Raises ClusterrunError, which names the hosts that fail."""
+    if errors := crew.on_all(links, act):
         (_, error), *others = errors.items()
         if others:
             error.message += f" (errors also on {', '.join(name for name, _ in others)})"
@@ -468,7 +472,7 @@ def links_of(plan: Plan, paths: RunPaths) -> tuple[list[Link], str]:
         link = Link(
             name=name,
             host=host,
-            first="" if is_here or starter else here,
+            first="" if is_here or starter else here,  # the host that reaches it over ssh
             starter=starter,
             argv=crew.host_command(plan, host, is_here=is_here),
             script=script,
@@ -480,18 +484,19 @@ def links_of(plan: Plan, paths: RunPaths) -> tuple[list[Link], str]:
 def conduct(
     paths: RunPaths, sent: Mapping[str, Any], pipe: Pipe, ready: Callable[[], None]
 ) -> None:
-    """Make the hosts ready, answer the submitter, call `ready`, and run the job."""
+    """Make the hosts ready, answer the submitter, let the parent exit (`ready`) and run the job."""
     signals = Signals()
     adopt_orphans()
     plan = Plan.from_json(sent["files"]["plan.json"])
-    host = HostsHost(paths, plan, sent, *links_of(plan, paths))
+    links, here = links_of(plan, paths)
+    host = HostsHost(paths, plan, sent, links, here)
     listener = threading.Thread(target=host.listen, args=(pipe,), daemon=True)
     try:
         listener.start()
         host.assemble()
         write_controller(paths)
         pipe.send("answer", job_id=host.job_id, run_dir=str(paths.root), python=sys.executable)
-        listener.join(GO_S)
+        listener.join(GO_S)  # it ends with the submitter's `go`
         if not host.may_go:
             raise SubmissionError("the submission was interrupted")
     except BaseException as error:
@@ -517,7 +522,7 @@ def conduct(
 
 def main() -> int:
     """Receive a submission and run it in a process of its own."""
-    os.environ.update(before_setup(crew.ENVIRON))
+    os.environ.update(before_setup(crew.ENVIRON_FD))
     pipe = crew.take_streams()
     try:
         paths, sent = receive(pipe)

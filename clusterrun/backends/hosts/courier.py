@@ -27,7 +27,7 @@ from typing import Any, BinaryIO, Final, NoReturn
 
 from clusterrun.backends.environment import scrubbed
 from clusterrun.backends.hosts import judge, mirror
-from clusterrun.backends.hosts.crew import ALIVE_S, ENVIRON, Message, Pipe, take_streams
+from clusterrun.backends.hosts.crew import ALIVE_S, ENVIRON_FD, Message, Pipe, take_streams
 from clusterrun.backends.hosts.openssh import LINK_S
 from clusterrun.backends.hosts.project import unpack
 from clusterrun.backends.local.backend import VISIBLE, boot_id
@@ -70,24 +70,24 @@ class Courier:
     """Handles the controller's messages; one node runs at a time."""
 
     def __init__(self, pipe: Pipe, environ: Mapping[str, str]) -> None:
-        self._pipe, self._environ = pipe, environ
+        self._pipe, self._environ = pipe, environ  # from before the setup lines
         self._messages: queue.Queue[Message | None] = queue.Queue()
         self._paths = RunPaths(root=Path())  # until `place` names it
         self._name = ""
         self._is_apart = False  # this host keeps a run directory of its own
-        self._shifts: dict[str, int] = {}  # see `mirror.news`
-        self._ask_at = 0.0
+        self._shifts: dict[str, int] = {}  # by how much a file is longer at home
+        self._ask_at = 0.0  # when to ask next what the home lacks
         self._drain_by = 0.0  # 0.0 if the home has all that is here
         self._packed: BinaryIO | None = None  # the project
         self._node: subprocess.Popen[bytes] | None = None
         self._code: int | None = None  # of the node that has ended
-        self._parent = os.getppid()
-        self._is_first = False
-        self._made: RunPaths | None = None  # a run directory that no attempt has used
-        self._listener: socket.socket | None = None
-        self._kill_by, self._grace_s = float("inf"), GRACE_S
+        self._parent = os.getppid()  # on the controller's machine, the controller
+        self._is_first = False  # this is the controller's machine, or one in an allocation
+        self._unused: RunPaths | None = None  # a run directory made here, without an attempt
+        self._listener: socket.socket | None = None  # for other hosts to test the connection
+        self._kill_by, self._grace_s = float("inf"), GRACE_S  # infinite: the node is not to end
         self._attempt = 0
-        self._heard = time.monotonic()
+        self._heard = time.monotonic()  # when the last message came
 
     def run(self) -> None:
         """Serve until the controller is gone or sends `bye`."""
@@ -112,7 +112,7 @@ class Courier:
         self._messages.put(None)
 
     def warn(self, *_: object) -> None:
-        """Leave the end to the node: its scheduler gives the ranks time to save."""
+        """Pass SIGTERM on to the node, so that its ranks can save; stop if no node runs."""
         if self._node is None:
             self.stop()
         else:
@@ -125,7 +125,7 @@ class Courier:
         self._messages.put(None)
 
     def _watch(self) -> None:
-        """End all if the controller is silent, also if the main thread does not hear of it."""
+        """Stop once the controller is silent; if the main thread is blocked, kill everything."""
         while time.monotonic() - self._heard < SILENCE_S:
             time.sleep(ALIVE_S)
         self.stop()
@@ -139,7 +139,7 @@ class Courier:
         self._pipe.send("alive")
 
     def _on_facts(self, message: Message) -> None:
-        """Describe this host; listen until it gets its place, for other hosts to try."""
+        """Describe this host; until `place`, listen on a port to which other hosts connect."""
         self._name = message["name"]
         with contextlib.suppress(OSError):  # no port is free
             self._listener = listening_socket(free_port(tuple(message["ports"])))
@@ -150,7 +150,7 @@ class Courier:
         """Lock this host for the job, and as many of the given GPUs as the job needs."""
         held: list[str] = []
         busy: dict[str, str] = {}
-        twice = take(f"job {message['job']}")  # "", or another host of the job is this machine
+        twice = take(f"job {message['job']}")  # held if another host of the job is this machine
         candidates = [] if twice else message["gpus"]
         for gpu in candidates:
             if len(held) == message["count"]:
@@ -162,7 +162,7 @@ class Courier:
         self._pipe.send("answer", gpus=held, busy=busy, twice=twice)
 
     def _on_connect(self, message: Message) -> None:
-        """Answer why an address is not reached; "" if it is."""
+        """Answer why this host cannot connect to an address; "" if it can."""
         self._pipe.send("answer", closed=why_closed(message["address"], message["port"], CONNECT_S))
 
     def _on_place(self, message: Message) -> None:
@@ -173,7 +173,7 @@ class Courier:
         self._paths = RunPaths(root=Path(message["root"]).expanduser())
         if self._is_apart and not self._paths.root.exists():
             self._paths.root.mkdir(mode=0o700, parents=True)
-            self._made = self._paths
+            self._unused = self._paths  # it is removed if no attempt starts
         self._pipe.send("answer", needs_project=self._is_apart and not self._paths.project.is_dir())
 
     def _on_project(self, message: Message) -> None:
@@ -188,17 +188,17 @@ class Courier:
     def _on_start(self, message: Message) -> None:
         """Start the node of an attempt; a host with a directory of its own gets the files first."""
         paths, own = self._paths, message["environ"]
-        self._made = None
+        self._unused = None
         if self._is_apart:
             mirror.write_bundle(paths.root, message["files"])
             with contextlib.suppress(OSError, ClusterrunError):
                 link_job(paths, own["CLUSTERRUN_HOSTS_JOB_ID"])
-                remember_home(record.read(paths))  # the controller's host
+                remember_home(record.read(paths))  # commands here then ask its home
         remember_root(paths.runs_dir)
         environ = {**scrubbed(self._environ, keep=(VISIBLE,)), **own}
         self._kill_by, self._attempt = float("inf"), message["attempt"]
         self._grace_s = GRACE_S + message["lead_s"]
-        self._node = start_node(paths, message["words"], paths.root, environ)
+        self._node = start_node(paths, message["words"], paths.root, environ)  # runs node.sh
 
     def _on_end(self, message: Message) -> None:
         if self._node is not None:
@@ -211,13 +211,14 @@ class Courier:
 
     def _on_wants(self, message: Message) -> None:
         """Send a batch of what the home lacks; if there is nothing, the home has all."""
-        self._ask_at, has_all = time.monotonic() + ASK_S, True
+        self._ask_at = time.monotonic() + ASK_S
         root, sizes, times = self._paths.root, message["grows"], message["others"]
+        has_all = True
         for path, at, data in mirror.news(root, sizes, times, self._shifts):
             self._pipe.send("file", data, path=path, at=at)
             has_all = False
         if has_all:
-            self._drain_by = 0.0
+            self._drain_by = 0.0  # the end of a node need not wait for files
 
     def _on_bye(self, message: Message) -> None:
         self.stop()
@@ -247,9 +248,9 @@ class Courier:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._node.wait(max(0.0, self._kill_by - time.monotonic()))
         kill_descendants()
-        if self._made is not None:
-            remove_run(self._made)
-        if self._is_first and os.getppid() != self._parent:  # the controller was killed
+        if self._unused is not None:
+            remove_run(self._unused)
+        if self._is_first and os.getppid() != self._parent:  # its parent, the controller, is gone
             amend_controller(self._paths, is_gone=True)
 
 
@@ -257,7 +258,7 @@ class Courier:
 
 
 def gather(ask: Mapping[str, Any]) -> dict[str, Any]:
-    """Return this host's facts, for JSON; `late` names those that did not come in time.
+    """Return this host's facts, for JSON; `late` names those that took too long to gather.
 
     `ask` has `home` and `nonce`; `own_dir`: where this host would write without the home; `paths`:
     what must exist if it sees the home; `device`: "cuda" if GPUs are needed.
@@ -272,12 +273,12 @@ def gather(ask: Mapping[str, Any]) -> dict[str, Any]:
         "checks": partial(_checks, Path(ask["home"] if sees_home else ask["own_dir"]).expanduser()),
         "gpus": _gpus if ask["device"] == "cuda" else dict,
     }
-    found = side_by_side(parts, DEADLINE_S)
+    in_time = side_by_side(parts, DEADLINE_S)
     connection = [*os.environ.get("SSH_CONNECTION", "").split(), "", "", ""]  # client, port, server
     return {
         **{"sees_home": sees_home, "missing": [], "versions": {}, "checks": [], "gpus": {}},
-        **found,
-        "late": sorted({*parts} - {*found}),
+        **in_time,
+        "late": sorted({*parts} - {*in_time}),
         "hostname": socket.gethostname(),
         "boot_id": boot_id(),
         "executable": sys.executable,
@@ -288,12 +289,13 @@ def gather(ask: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sees(file: Path) -> bool:
-    """Return whether a file is seen that another host has just written."""
+    """Return whether this host sees a file that another host has just written."""
     deadline = time.monotonic() + SEEN_S
     while not file.exists():
-        if time.monotonic() > deadline or not file.parent.parent.is_dir():  # its runs are not here
+        runs = file.parent.parent  # of this job's name; without them, there is nothing to wait for
+        if time.monotonic() > deadline or not runs.is_dir():
             return False
-        for place in (file.parent.parent, file.parent):  # NFS asks the server again
+        for place in (runs, file.parent):  # listing them makes NFS ask the server again
             with contextlib.suppress(OSError):
                 os.listdir(place)
         time.sleep(PAUSE_S)
@@ -301,21 +303,22 @@ def _sees(file: Path) -> bool:
 
 
 def _checks(run_dir: Path) -> list[dict[str, str]]:
-    """Return what would fail with this host's directories, as JSON of findings."""
-    looks: dict[str, Check] = {
+    """Return the checks of this host's directories that fail, as JSON of findings."""
+    checks: dict[str, Check] = {
         "path.runs": partial(health_paths.runs, run_dir, is_shared=False),
         "path.disk": partial(health_paths.disk, run_dir),
         "path.inodes": partial(health_paths.inodes, run_dir),
         "node.tmp": health_paths.scratch,
     }
-    found = examine(looks, _CHECKS_S, late={"path.runs": health_paths.slow_finding(run_dir)})
+    found = examine(checks, _CHECKS_S, late={"path.runs": health_paths.slow_finding(run_dir)})
     return [each.to_data() for each in found if each.severity is Severity.FAIL]
 
 
 def _gpus() -> dict[str, Any]:
     """Return the GPUs that this host may use; `unknown` says why NVML cannot list them."""
     answer = GpuAnswer(device_names(os.environ), LONG_S).answer
-    # Without NVIDIA's driver there are none; those of AMD, which NVML never lists, are unknown.
+    # `absent` says why NVML could not be asked. Without NVIDIA's driver there are no GPUs, except
+    # AMD's, which NVML does not list.
     if answer.absent and (answer.absent != NO_DRIVER or _AMD.exists()):
         return {"unknown": answer.absent}
     found = [
@@ -345,7 +348,7 @@ def take(name: str) -> str:
     own, until = socket.socket(socket.AF_UNIX), time.monotonic() + WAIT_S
     while True:
         try:
-            own.bind(_address(name))
+            own.bind(_address(name))  # only one process can
             break
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
@@ -353,7 +356,7 @@ def take(name: str) -> str:
         if (holder := holder_of(name)) or time.monotonic() > until:
             own.close()
             return holder or "a process"
-        time.sleep(PAUSE_S)
+        time.sleep(PAUSE_S)  # it has just been given up, or its new holder does not listen yet
     own.listen(_BACKLOG)
     _held.append(own)
     return ""
@@ -365,13 +368,14 @@ def holder_of(name: str) -> str:
         peer.setblocking(False)
         try:
             peer.connect(_address(name))
-            found = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            answer = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         except ConnectionRefusedError:
             return ""
         except OSError:
             return "a process"
-    pid, uid, _ = _CREDENTIALS.unpack(found)
-    return f"{f'process {pid}' if pid else 'a process'} of {user_name(uid)}"  # 0: in a container
+    pid, uid, _ = _CREDENTIALS.unpack(answer)
+    process = f"process {pid}" if pid else "a process"  # 0: it is in another container
+    return f"{process} of {user_name(uid)}"
 
 
 def _address(name: str) -> str:
@@ -381,7 +385,7 @@ def _address(name: str) -> str:
 
 def main() -> NoReturn:
     """Run a host's courier."""
-    courier = Courier(take_streams(), before_setup(ENVIRON))
+    courier = Courier(take_streams(), before_setup(ENVIRON_FD))
     adopt_orphans()
     signal.signal(signal.SIGTERM, courier.warn)
     for number in (signal.SIGINT, signal.SIGHUP):

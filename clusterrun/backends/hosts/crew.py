@@ -56,7 +56,7 @@ READ = ("bash", "-s")  # plain words: what starts it may join and split them
 _FIRST = """exec bash -c 'IFS= read -r -d "" script && eval "$script"'\n"""
 
 # Setup lines get no input and print to stderr. The process starts with the shell's own streams;
-# on ENVIRON it finds the environment from before the setup lines.
+# on ENVIRON_FD it finds the environment from before the setup lines.
 _SCRIPT = """\
 echo {mark}
 exec 3<&0 4>&1 5< <(exec env -0) 0</dev/null 1>&2
@@ -66,13 +66,12 @@ clusterrun_python={python}
 [[ $clusterrun_python != '~/'* ]] || clusterrun_python=$HOME/${{clusterrun_python:2}}
 exec "$clusterrun_python" -c {run} {module} 0<&3 1>&4 3<&- 4>&-
 """
-ENVIRON = 5
+ENVIRON_FD = 5
 MARK: Final = "clusterrun-output"
 _BEGIN: Final = f"{MARK}\n".encode()
 _LINE_BYTES: Final = 1 << 16
 HEADER_BYTES = 16 << 20  # a header may name many files
 ALIVE_S = 5.0  # between two signs of life of the controller
-
 
 Message = dict[str, Any]
 """Its `kind`, its raw `data`, and its fields."""
@@ -100,7 +99,7 @@ class Pipe:
             self.send("answer", refused={**refused, "exit": int(error.exit_code)})
 
     def receive(self) -> Message | None:
-        """Return the next message; None at the end of the stream, and for any other input."""
+        """Return the next message; None at the end of the stream, and for malformed input."""
         try:
             message: Message = json.loads(self._reader.readline(HEADER_BYTES))
             size, has_kind = message["size"], isinstance(message["kind"], str)
@@ -195,8 +194,8 @@ class Link:
         assert process.stdin
         assert process.stdout
         self.pipe = Pipe(process.stdout, process.stdin)
-        self._speaker = threading.Thread(target=self._pass_on, args=(process,), daemon=True)
-        self._speaker.start()
+        self._stderr = threading.Thread(target=self._read_stderr, args=(process,), daemon=True)
+        self._stderr.start()
         threading.Thread(target=self._receive, args=(process,), daemon=True).start()
         with contextlib.suppress(OSError):  # if it is gone, there will be no answer
             process.stdin.write(self.script)
@@ -205,7 +204,7 @@ class Link:
         """Start the courier and ask for the host's facts. Raises ClusterrunError."""
         self.start()
         self.facts = self.ask("facts", within_s=MEET_S, **wanted)["facts"]
-        if not self.first:  # SSH_CONNECTION is about a login of the user
+        if not self.first:  # no ssh of ours: SSH_CONNECTION is about a login of the user
             self.facts |= {"client": "", "server": ""}
         self.facts["ahead_s"] = self.facts["time"] - time.time()
         self.is_met = True
@@ -236,7 +235,7 @@ class Link:
         with contextlib.suppress(queue.Empty):
             answer = self._answers.get(timeout=within_s)
         if answer is None:
-            raise self.explained()
+            raise self.end_and_explain()
         if refused := answer.get("refused"):
             try:
                 raise decoded(_Refused, refused).error
@@ -244,15 +243,15 @@ class Link:
                 raise openssh.nonsense(self.name) from wrong
         return answer
 
-    def explained(self) -> ClusterrunError:
+    def end_and_explain(self) -> ClusterrunError:
         """End the process; return the error that says why it does not answer."""
         code = self.close(openssh.LAST_WORDS_S)
-        self._speaker.join(openssh.LAST_WORDS_S)
+        self._stderr.join(openssh.LAST_WORDS_S)  # until it has read all lines
         said = "\n".join(self._lines)
         return openssh.why(self.name, code, said, first=self.first, starter=self.starter)
 
     def check(self) -> None:
-        """Give the host up unless its courier answers."""
+        """Mark the host as lost, and end its courier, unless the courier answers."""
         self._heard.clear()
         self.send("alive")
         if self.is_lost or not self._heard.wait(PING_S):
@@ -275,13 +274,13 @@ class Link:
         finally:
             self.is_lost = True
 
-    def take(self, message: Message) -> None:
-        """Take a message of the process."""
+    def handle(self, message: Message) -> None:
+        """Handle a message from the process: an answer, its node's end, or files for the home."""
         self._heard.set()
         kind = message["kind"]
         if kind == "answer":
             self._answers.put(message)
-        elif kind == "ended" and message["attempt"] == self.attempt:
+        elif kind == "ended" and message["attempt"] == self.attempt:  # not an earlier one
             self.code = message["code"]
         elif kind == "ask" and self.receiver and (wanted := self.receiver.wants()):
             self.send("wants", **wanted)
@@ -289,7 +288,7 @@ class Link:
             self.receiver.take(message["path"], int(message["at"]), message["data"])
 
     def _receive(self, process: subprocess.Popen[bytes]) -> None:
-        """Take all messages; then the host is lost, and with it a node that still ran."""
+        """Handle all messages; after the last one the host is lost, and so is a running node."""
         pipe = self.pipe
         assert process.stdout
         # A login script may print lines of its own before the output of the module.
@@ -297,7 +296,7 @@ class Link:
             continue
         try:
             while (message := pipe.receive()) is not None:
-                self.take(message)
+                self.handle(message)
         except Exception as error:  # noqa: BLE001 - do not use a host that breaks the rules
             sys.stderr.write(f"clusterrun: {self.name}: {error}\n")
             process.kill()
@@ -307,7 +306,7 @@ class Link:
             self.is_lost = True
             self._answers.put(None)
 
-    def _pass_on(self, process: subprocess.Popen[bytes]) -> None:
+    def _read_stderr(self, process: subprocess.Popen[bytes]) -> None:
         """Keep the last lines of stderr; print each line once the courier has answered."""
         assert process.stderr
         for line in process.stderr:
@@ -318,17 +317,17 @@ class Link:
                 sys.stderr.flush()
 
     def _show_life(self, process: subprocess.Popen[bytes]) -> None:
-        """Show the courier that this process lives, also while others are made ready."""
+        """Show the courier that this process lives, also while other hosts are made ready."""
         while self.process is process and process.poll() is None:
             self.send("alive")
             time.sleep(ALIVE_S)
 
 
-def on_all(links: Sequence[Link], deed: Callable[[Link], object]) -> dict[str, ClusterrunError]:
-    """Call `deed` for all hosts at once; return the errors by host."""
+def on_all(links: Sequence[Link], act: Callable[[Link], object]) -> dict[str, ClusterrunError]:
+    """Call `act` for all hosts at once; return the errors by host."""
     errors = {}
     with ThreadPoolExecutor(min(AT_ONCE, max(1, len(links)))) as pool:
-        done = {link.name: pool.submit(deed, link) for link in links}
+        done = {link.name: pool.submit(act, link) for link in links}
         for name, each in done.items():
             try:
                 each.result()
@@ -343,7 +342,7 @@ def end_all(links: Sequence[Link]) -> None:
         link.send("bye")
     until = time.monotonic() + BYE_S
     for link in links:
-        link.close(max(0.5, until - time.monotonic()))
+        link.close(max(0.5, until - time.monotonic()))  # 0.5 s even if others used up the time
 
 
 # What starts a process of ours on a host
@@ -359,7 +358,7 @@ def script(module: str, plan: Plan, paths: RunPaths) -> bytes:
         run=shlex.quote(RUN_MODULE),
         module=module,
     )
-    return f"{_FIRST}{text}\0".encode()
+    return f"{_FIRST}{text}\0".encode()  # _FIRST reads up to the NUL, and runs that
 
 
 def host_command(plan: Plan, host: str, *, is_here: bool) -> list[str]:
@@ -379,7 +378,7 @@ def host_command(plan: Plan, host: str, *, is_here: bool) -> list[str]:
 
 
 def _srun(name: str) -> list[str]:
-    """Return srun's command for a step with all that the job has on a node, beside other steps."""
+    """Return srun's command for a step that shares all of the job's resources on a node."""
     listed = os.environ.get("SLURM_JOB_NODELIST")
     nodes = parse_hostlist(listed) if listed else []
     counts = cpus_of_nodes(os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
@@ -395,7 +394,7 @@ def _flux_rank(name: str) -> int:
     ranks = parse_hostlist(shell.run(FLUX_HOSTS).stdout.strip())
     if name not in ranks:
         known = ", ".join(dict.fromkeys(ranks))
-        raise SubmissionError(f"{name} is not in this Flux instance", hint=f"its hosts are {known}")
+        raise SubmissionError(f"{name} is not in this Flux instance", hint=f"use one of: {known}")
     return ranks.index(name)
 
 

@@ -33,18 +33,18 @@ AT_ONCE: Final = 32
 MOST_JOBS: Final = 1000  # of one run
 MARK: Final = "clusterrun.homes/1 "  # a login script there may print lines of its own
 # What a run's home may change in the record here.
-_THEIRS: Final = ("job_id", "earlier_job_ids", "resumed_at", *records.SHAPE)
+_HOME_MAY_CHANGE: Final = ("job_id", "earlier_job_ids", "resumed_at", *records.SHAPE)
 
 
-def ask(found: Sequence[JobRecord]) -> list[JobStatus]:
+def ask(runs: Sequence[JobRecord]) -> list[JobStatus]:
     """Return the status of runs with a home elsewhere; UNKNOWN and `error` if it does not answer.
 
-    Record here which jobs have continued them. A host that this user has not used for the run is
-    not asked.
+    Also update the records here with the jobs that continue a run. A host that this user has not
+    used for the run is not asked.
     """
     known: dict[str, JobStatus] = {}
     groups: dict[tuple[str, str], list[JobRecord]] = defaultdict(list)  # by host and interpreter
-    for record in found:
+    for record in runs:
         try:
             own = adopted(record)
         except NotAdoptedError as error:
@@ -55,16 +55,16 @@ def ask(found: Sequence[JobRecord]) -> list[JobStatus]:
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for of_host in pool.map(_statuses_from, groups, groups.values()):
             known |= {status.record.run_dir: status for status in of_host}
-    return [known[record.run_dir] for record in found]
+    return [known[record.run_dir] for record in runs]
 
 
 def _unknown(record: JobRecord, error: ClusterrunError | None = None, **why: Any) -> JobStatus:
     return JobStatus(record=record, state=JobState.UNKNOWN, error=error, **why)
 
 
-def _statuses_from(place: tuple[str, str], group: Sequence[JobRecord]) -> list[JobStatus]:
+def _statuses_from(home: tuple[str, str], group: Sequence[JobRecord]) -> list[JobStatus]:
     """Return the status of runs of one host; if it does not answer, UNKNOWN for each."""
-    host, python = place
+    host, python = home
     try:
         answers = _ask_host(host, python, [each.home.run_dir for each in group if each.home])
     except ClusterrunError as error:
@@ -77,19 +77,20 @@ def _with_answer(record: JobRecord, answer: Any, host: str) -> JobStatus:
     if answer is None:
         return _unknown(record, notes=(f"its run directory is gone from {host}",))
     with contextlib.suppress(ValueError):
-        there: JobStatus = decoded(JobStatus, answer)
-        new = replace(record, **{name: getattr(there.record, name) for name in _THEIRS})
-        is_grown = {*new.job_ids} >= {*record.job_ids} and 0 < len(new.job_ids) <= MOST_JOBS
-        if is_grown and all(job_id.is_own for job_id in new.job_ids):
+        status: JobStatus = decoded(JobStatus, answer)
+        new = replace(record, **{name: getattr(status.record, name) for name in _HOME_MAY_CHANGE})
+        keeps_all = {*new.job_ids} >= {*record.job_ids}
+        is_sane = 0 < len(new.job_ids) <= MOST_JOBS and all(each.is_own for each in new.job_ids)
+        if keeps_all and is_sane:
             if new.job_ids != record.job_ids:
                 remember(new)
-            return replace(there, record=new)
+            return replace(status, record=new)
     return _unknown(record, nonsense(host))
 
 
 def remember(record: JobRecord) -> None:
-    """Record the jobs that continue a run: their ids name it, unless they name another run here."""
-    remember_number(record.job_id.number)
+    """Write a run's record, and let its job ids name it, except those of other runs here."""
+    remember_number(record.job_id.number)  # ids that are taken here later are larger
     with contextlib.suppress(OSError, ClusterrunError):  # not writable: it keeps its other ids
         records.update(record.paths, lambda _: record)
         for job_id in record.job_ids:
@@ -103,32 +104,31 @@ def _ask_host(host: str, python: str, run_dirs: Sequence[str]) -> list[Any]:
     done = shell.run_once(argv, ANSWER_S, input=json.dumps(run_dirs), most=ANSWER_BYTES)
     if done.rc in (shell.TIMED_OUT, SSH_FAILED):
         raise silent(host, done.stderr or f"no answer within {ANSWER_S:.0f} s")
-    try:
+    try:  # ValueError: there is not exactly one such line, or its content is wrong
         (line,) = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
-        found: list[Any] = decoded(list[Any], json.loads(line.removeprefix(MARK)))
-        if len(found) != len(run_dirs):
+        answers: list[Any] = decoded(list[Any], json.loads(line.removeprefix(MARK)))
+        if len(answers) != len(run_dirs):
             raise ValueError("an unexpected number of runs")
     except (ValueError, RecursionError) as error:
-        raise ClusterrunError(
-            f"clusterrun does not run on {host}, or has a different version",
-            cause=(done.stderr.strip().splitlines() or [str(error)])[-1],
-            hint=f"the job's Python there is {python}",
-        ) from error
-    return found
+        text = f"clusterrun does not run on {host}, or has a different version"
+        cause = (done.stderr.strip().splitlines() or [str(error)])[-1]
+        hint = f"check clusterrun in the job's Python there: {python}"
+        raise ClusterrunError(text, cause=cause, hint=hint) from error
+    return answers
 
 
 # At the other end
 
 
 def answer(run_dirs: Sequence[str]) -> str:
-    """Return the status of runs of this host, as one line: null if it is gone, {} if damaged."""
-    paths = [RunPaths(root=Path(each)) for each in run_dirs]
-    existing = [each for each in paths if each.record.exists()]
-    found = [record for each in existing if (record := records.readable(each.root))]
-    own = statuses([record for record in found if record.home is None], select.backend_of)
-    known = {each.record.run_dir: asdict(replace(each, error=None)) for each in own}
-    plain = [known.get(str(each.root), {} if each in existing else None) for each in paths]
-    return MARK + json.dumps(plain)
+    """Return, as one line, the status of runs here: null if gone, {} if damaged or elsewhere."""
+    runs = [RunPaths(root=Path(each)) for each in run_dirs]
+    existing = [run for run in runs if run.record.exists()]
+    readable = [record for run in existing if (record := records.readable(run.root))]
+    own = statuses([record for record in readable if record.home is None], select.backend_of)
+    known = {job.record.run_dir: asdict(replace(job, error=None)) for job in own}
+    answers = [known.get(str(run.root), {} if run in existing else None) for run in runs]
+    return MARK + json.dumps(answers)
 
 
 if __name__ == "__main__":

@@ -22,21 +22,21 @@ _SAME: Final = "install the same versions on all hosts, or name another interpre
 Facts = Mapping[str, Any]
 
 
-def judged(plan: Plan, facts: Mapping[str, Facts]) -> list[Finding]:
+def problems(plan: Plan, facts: Mapping[str, Facts]) -> list[Finding]:
     """Return why the run can't start, each reason once; `facts` has the first host first."""
-    first = next(iter(facts))
-    hosts: dict[Finding, list[str]] = defaultdict(list)
-    for host, each in facts.items():
-        for found in (*_files(each), *_gpus(plan, each), *_clock(each["ahead_s"], first)):
-            hosts[found].append(host)
-    for found, names in _mixed(facts):
-        hosts[found] = names
-    return [replace(found, nodes=tuple(names)) for found, names in hosts.items()]
+    first_host = next(iter(facts))
+    hosts: dict[Finding, list[str]] = defaultdict(list)  # those that have this problem
+    for host, own in facts.items():
+        for problem in (*_files(own), *_gpus(plan, own), *_clock(own["ahead_s"], first_host)):
+            hosts[problem].append(host)
+    for problem, names in _mixed(facts):
+        hosts[problem] = names
+    return [replace(problem, nodes=tuple(names)) for problem, names in hosts.items()]
 
 
-def error_of(found: Iterable[Finding]) -> SubmissionError:
+def error_of(findings: Iterable[Finding]) -> SubmissionError:
     """Return the error for findings: the first is the message, the others are hints."""
-    first, *others = found
+    first, *others = findings
     hints = (first.fix, *(f"also {each.summary}" for each in others))
     return SubmissionError(first.summary, hint=hints)
 
@@ -73,7 +73,7 @@ def gpus_to_lock(plan: Plan, facts: Facts) -> list[str]:
 
 
 def _files(facts: Facts) -> Iterator[Finding]:
-    """Yield what the host lacks: packages, paths and room."""
+    """Yield what the host lacks: packages, paths and room; facts that were `late` are unknown."""
     needed = NEEDED if "versions" not in facts["late"] else ()
     for name in needed:
         if not facts["versions"].get(name):
@@ -83,8 +83,8 @@ def _files(facts: Facts) -> Iterator[Finding]:
         hint = "copy it to the host, or submit from a directory that all hosts share"
         yield fail("host.files", f"{path} does not exist", hint)
     for check in facts["checks"]:
-        is_own = not facts["sees_home"] and check["id"].startswith("path.")  # of hosts_dir
-        yield fail("host.disk", check["text"], ELSEWHERE if is_own else check["hint"])
+        is_of_hosts_dir = not facts["sees_home"] and check["id"].startswith("path.")
+        yield fail("host.disk", check["text"], ELSEWHERE if is_of_hosts_dir else check["hint"])
     if {"missing", "checks"}.intersection(facts["late"]):
         yield fail("host.files", "a file system does not answer", "run df on the host to see which")
 
@@ -101,15 +101,15 @@ def _gpus(plan: Plan, facts: Facts) -> Iterator[Finding]:
     """Yield a failure if too few GPUs are free; those that NVML cannot list are not judged."""
     if plan.device is not Device.CUDA:
         return
-    found, needed = facts["gpus"], gpus_needed(plan)
-    known = found.get("all", [])
+    answer, needed = facts["gpus"], gpus_needed(plan)
+    known = answer.get("all", [])
     bad = [f"GPU {gpu['name']}: {gpu['problem']}" for gpu in known if gpu["problem"]]
     free = len(known) - len(bad)
     if "gpus" in facts["late"]:
         yield fail("host.gpus", "NVIDIA's driver does not answer", "run nvidia-smi on the host")
-    elif "unknown" not in found and free < needed:
+    elif "unknown" not in answer and free < needed:
         text = f"{free} of {count(len(known), 'GPU')} can be used, but {needed} are needed"
-        why = "; ".join(filter(None, [text, found.get("problem", ""), *bad]))
+        why = "; ".join(filter(None, [text, answer.get("problem", ""), *bad]))
         fix = "lower --gpus-per-node, end what uses the GPUs, or leave the host out"
         yield fail("host.gpus", why, fix)
 
@@ -120,12 +120,13 @@ def gpus_needed(plan: Plan) -> int:
 
 
 def _mixed(facts: Mapping[str, Facts]) -> Iterator[tuple[Finding, list[str]]]:
-    """Yield what differs between the hosts that have all packages, with the names of those."""
-    has_all = [host for host in facts if all(map(facts[host]["versions"].get, NEEDED))]
+    """Yield which versions differ between the hosts that have all packages, and these hosts."""
+    versions = {host: own["versions"] for host, own in facts.items()}
+    has_all = [host for host, own in versions.items() if all(own.get(name) for name in NEEDED)]
     known = {
-        host: {f"versions.{name}": facts[host]["versions"][name] for name in ("python", *NEEDED)}
+        host: {f"versions.{name}": versions[host][name] for name in ("python", *NEEDED)}
         for host in has_all
     }
-    for each in differences(known):
-        if each.severity is Severity.FAIL:  # an attempt does not start with different versions
-            yield fail("host.packages", each.text, _SAME), [*known]
+    for difference in differences(known):
+        if difference.severity is Severity.FAIL:  # the versions must agree
+            yield fail("host.packages", difference.text, _SAME), [*known]

@@ -31,7 +31,7 @@ Files = dict[str, int]  # by path relative to the run directory
 
 
 @lru_cache(maxsize=8192)
-def _grows(node: str, attempt: int) -> dict[str, bool]:
+def _node_files(node: str, attempt: int) -> dict[str, bool]:
     """Return a node's files: True for one that grows, False for one that is sent whole.
 
     `news` needs this order: what points into a log, such as its side file, comes before it.
@@ -49,42 +49,42 @@ class Receiver:
     root: Path
     node: str
     _retry_at: float = 0.0  # 0.0 if the disk has room
-    _received: Files = field(default_factory=dict)  # the home's disk may round times of change
+    _sent_at: Files = field(default_factory=dict)  # the home's disk may round times of change
 
     def wants(self) -> dict[str, Any] | None:
         """Return what `news` needs; None while the disk is full."""
         if time.monotonic() < self._retry_at:
             return None
-        known = self._known()
-        grows = {name: files.size_of(self.root / name) for name in known if known[name]}
-        whole = [name for name in known if not known[name]]
-        times = {name: self._received.get(name) or _changed_ns(self.root / name) for name in whole}
+        is_growing = self._is_growing_by_name()
+        grows = {name: files.size_of(self.root / name) for name in is_growing if is_growing[name]}
+        whole = [name for name in is_growing if not is_growing[name]]
+        times = {name: self._sent_at.get(name) or _changed_ns(self.root / name) for name in whole}
         return {"grows": grows, "others": times}
 
     def take(self, name: str, at: int, data: bytes) -> None:
-        """Write a part from place `at`, or a whole file of time `at`. Raises ClusterrunError."""
-        known, path = self._known(), self.root / name
-        if name not in known:  # a host may write only its own files
-            raise ClusterrunError(f"a host sent {name!r}, which is not its own")
+        """Write bytes from offset `at`, or a whole file of time `at`. Raises ClusterrunError."""
+        is_growing, path = self._is_growing_by_name(), self.root / name
+        if name not in is_growing:  # a host may write only its own files
+            raise ClusterrunError(f"it sent {name!r}, which is none of its own files")
         if time.monotonic() < self._retry_at:
-            return  # nothing may point into a log that is behind
+            return  # the disk is full, and no file may get ahead of the log that it points into
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if known[name]:
+            if is_growing[name]:
                 _append(path, at, data)
             else:
                 files.write_whole(path, data)
                 os.utime(path, ns=(at, at))
-                self._received[name] = at
+                self._sent_at[name] = at
             self._retry_at = 0.0
         except OSError as error:
             if not self._retry_at:
                 say_on_stderr(f"cannot write {path}: {error.strerror or error}; retrying")
             self._retry_at = time.monotonic() + RETRY_S
 
-    def _known(self) -> dict[str, bool]:
+    def _is_growing_by_name(self) -> dict[str, bool]:
         attempts = RunPaths(root=self.root).attempts()
-        return {path: grows for n in attempts for path, grows in _grows(self.node, n).items()}
+        return {path: grows for n in attempts for path, grows in _node_files(self.node, n).items()}
 
 
 def _changed_ns(path: Path) -> int:
@@ -94,7 +94,7 @@ def _changed_ns(path: Path) -> int:
 
 
 def _append(path: Path, at: int, data: bytes) -> None:
-    """Append what the file lacks of the part at `at`; nothing if bytes before it are missing."""
+    """Append what the file lacks of a part at offset `at`; nothing if earlier bytes are missing."""
     with open(os.open(path, _APPEND, files.PRIVATE), "ab", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         rest = memoryview(data)[size - at :] if at <= size else memoryview(b"")
@@ -105,11 +105,10 @@ def _append(path: Path, at: int, data: bytes) -> None:
 def news(
     root: Path, grows: Files, others: Files, shifts: dict[str, int]
 ) -> Iterator[tuple[str, int, bytes]]:
-    """Yield path, place (or time of change) and bytes of what the home lacks, up to a batch.
+    """Yield path, offset (or time of change) and bytes of what the home lacks, up to a batch.
 
-    `grows` has the sizes at home, `others` the times of change. `shifts` remembers how much longer
-    a file is at home: a crash of the host takes the end of its files, and usage begins anew at
-    times.
+    `grows` has the sizes at home, `others` the times of change. `shifts` keeps by how many bytes a
+    file is longer at home: a crash here may lose the end of a file, and usage may begin anew.
     """
     # What points into a log is measured before the log and sent after it.
     sizes = {path: files.size_of(root / path) for path in grows}
@@ -120,16 +119,16 @@ def news(
                 yield path, changed, files.read_whole(root / path)
     room = BATCH_BYTES
     for path in reversed(grows):
-        at = grows[path] - shifts.get(path, 0)
-        if sizes[path] < at:  # it has shrunk: what it gets from now on is new
+        start = grows[path] - shifts.get(path, 0)  # in the file here
+        if sizes[path] < start:  # it has shrunk: what it gets from now on is new
             shifts[path] = grows[path] - sizes[path]
-        while at < sizes[path]:
-            size = min(DATA_BYTES, sizes[path] - at, room)
-            data = files.end_of(root / path, size, since=at, until=at + size)
+        while start < sizes[path]:
+            size = min(DATA_BYTES, sizes[path] - start, room)
+            data = files.end_of(root / path, size, since=start, until=start + size)
             if not data:  # the batch is full, or the file can't be read
                 return
-            yield path, at + shifts.get(path, 0), data
-            at, room = at + len(data), room - len(data)
+            yield path, start + shifts.get(path, 0), data
+            start, room = start + len(data), room - len(data)
 
 
 def bundle(paths: RunPaths) -> dict[str, str]:

@@ -37,18 +37,13 @@ OPTIONS = (
 def ssh(host: str, argv: Sequence[str], *, terminal: bool = False) -> list[str]:
     """Return the command that runs these words on a host, whatever the login shell there is."""
     line = " ".join(map(shlex.quote, argv))
-    return [
-        "ssh",
-        "-t" if terminal else "-T",
-        *OPTIONS,
-        *parse_host(host).options,
-        "--",
-        f"exec bash -c {shlex.quote(line)}",
-    ]
+    command = f"exec bash -c {shlex.quote(line)}"
+    tty = "-t" if terminal else "-T"
+    return ["ssh", tty, *OPTIONS, *parse_host(host).options, "--", command]
 
 
 def module(python: str, name: str, *args: str, env: Mapping[str, str] | None = None) -> list[str]:
-    """Return the command for a module there; `python -m` looks for modules in its directory."""
+    """Return the command that runs a module there, in /: no file of the user's may hide one."""
     settings = [f"{key}={value}" for key, value in (env or {}).items()]
     return ["sh", "-c", 'cd / && exec env "$@"', "sh", *settings, python, "-m", name, *args]
 
@@ -56,18 +51,16 @@ def module(python: str, name: str, *args: str, env: Mapping[str, str] | None = N
 def silent(host: str, said: str) -> SchedulerUnreachableError:
     """Return the error for a host that ssh did not reach; `said` is what ssh printed."""
     lines = [line.strip().removeprefix("ssh: ") for line in said.splitlines() if line.strip()]
-    return SchedulerUnreachableError(
-        f"{host} does not answer",
-        cause=lines[-1] if lines else None,
-        hint=f"jobs on {host} are not affected; check the connection with: ssh {host} true",
-    )
+    cause = lines[-1] if lines else None
+    hint = f"jobs on {host} are not affected; check the connection with: ssh {host} true"
+    return SchedulerUnreachableError(f"{host} does not answer", cause=cause, hint=hint)
 
 
 def run(host: str, words: Sequence[str], *, is_terminal: bool) -> int:
     """Run a command there with this process's output, and return its exit status.
 
-    Without a terminal, the end of its input is Ctrl-C: sshd would only close its pipes.
-    Raises SchedulerUnreachableError, KeyboardInterrupt.
+    Without a terminal, the command learns of Ctrl-C by the end of its input: if ssh ended, sshd
+    would only close its pipes. Raises SchedulerUnreachableError, KeyboardInterrupt.
     """
     sys.stdout.flush()
     with open(unnamed_file(), "r+b", buffering=0) as log:  # a killed process leaves no file
@@ -96,7 +89,7 @@ def _wait(process: subprocess.Popen[bytes], is_terminal: bool) -> int:
             process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(LAST_WORDS_S)
-        if is_terminal:  # ssh had not connected: once it has, it passes Ctrl-C on
+        if is_terminal:  # ssh had not connected: once it has, Ctrl-C is input that it passes on
             raise
         return Exit.INTERRUPTED
     finally:
@@ -196,9 +189,9 @@ def refusal_of(rc: int, stderr: str) -> Refusal:
     """
     words = stderr.lower()
     if rc == SSH_FAILED:
-        found = (each for each, signs in SIGNS if any(sign in words for sign in signs))
+        found = (refusal for refusal, signs in SIGNS if any(sign in words for sign in signs))
         return next(found, Refusal.OTHER)
-    if rc < 0:  # we killed it
+    if rc < 0:  # it did not end, so we killed it
         return Refusal.SILENT
     if "no module named" in words or "traceback (" in words or "syntaxerror" in words:
         return Refusal.NO_CLUSTERRUN

@@ -42,22 +42,22 @@ class Project:
 def find_project(root: Path, *, leave_out: Collection[Path] = ()) -> Project:
     """Return the project of a working directory: what git would commit, else all files.
 
-    Of files that git does not track, leave out those that may hold a secret or are no source.
-    Raises ClusterrunError if it is too large or links to other places.
+    Of files that git does not track, leave out those that may hold a secret or are no source, as in
+    the places `leave_out`. Raises ClusterrunError if the project is too large or links elsewhere.
     """
-    skips = functools.cache(lambda directory: _is_no_source(directory, leave_out))
+    is_no_source = functools.cache(lambda directory: _is_no_source(directory, leave_out))
     is_git = any(os.path.exists(place / ".git") for place in (root, *root.parents))
     notes: list[str] = []
-    found = _git_files(root, notes) if is_git else _all_files(root, skips, notes)
+    found = _git_files(root, notes) if is_git else _all_files(root, is_no_source, notes)
     tracked = {name for name, is_tracked in found.items() if is_tracked}
-    others = {
+    untracked = {
         name
         for name in found.keys() - tracked
-        if not any(map(skips, (root / name).parents[: name.count("/")]))  # those within the root
+        if not any(map(is_no_source, (root / name).parents[: name.count("/")]))  # within the root
     }
-    secrets = _secrets(root, others)
+    secrets = _secrets(root, untracked)
     notes += (f"{name} is not copied: it may hold a secret" for name in secrets)
-    sizes = dict(_sizes(root, sorted((tracked | others).difference(secrets))))
+    sizes = dict(_sizes(root, sorted((tracked | untracked).difference(secrets))))
     _check_size(sizes, is_git=is_git)
     return Project(root=root, names=tuple(sizes), notes=tuple(notes))
 
@@ -89,7 +89,7 @@ def check_paths(project: Project, entry: Sequence[str]) -> list[str]:
 
 
 def _git_files(root: Path, notes: list[str]) -> dict[str, bool]:
-    """Return tracked files (True), and others that are not ignored; also of repositories within."""
+    """Return the files that git does not ignore, also in inner repositories; True if tracked."""
     argv = ["git", "-c", "core.fsmonitor=false", "ls-files", "-z", "-t", "--exclude-standard"]
     argv += ["--cached", "--others"]
     try:
@@ -111,7 +111,7 @@ def _git_files(root: Path, notes: list[str]) -> dict[str, bool]:
 
 
 def _all_files(root: Path, skips: Callable[[Path], bool], notes: list[str]) -> dict[str, bool]:
-    """Return all files and links, as not tracked; stop once there are too many to copy."""
+    """Return all files and links, marked as not tracked; stop once there are too many to copy."""
 
     def failed(error: OSError) -> None:
         name = os.path.relpath(error.filename, root)
@@ -136,7 +136,7 @@ def _is_no_source(directory: Path, leave_out: Collection[Path]) -> bool:
 
 
 def _secrets(root: Path, names: Collection[str]) -> list[str]:
-    """Return the files with credentials, by their names and by how settings begin."""
+    """Return the files with credentials, by their names and by the first bytes of settings."""
 
     def beginning(name: str) -> str:
         return end_of(root / name, _BEGINNING, until=_BEGINNING).decode("utf-8", "replace")
@@ -162,10 +162,9 @@ def _check_link(root: Path, name: str) -> None:
     target = os.readlink(root / name)
     real = Path(os.path.realpath(root / name))
     if os.path.isabs(target) or not real.is_relative_to(os.path.realpath(root)):
-        raise UsageError(
-            f"the project has a link that is broken on other hosts: {name} -> {target}",
-            hint="let git ignore the link, and name its target in the script's arguments",
-        )
+        text = f"the project has a link that is broken on other hosts: {name} -> {target}"
+        hint = "let git ignore the link, and name its target in the script's arguments"
+        raise UsageError(text, hint=hint)
 
 
 def _check_size(sizes: dict[str, int], *, is_git: bool) -> None:
@@ -198,12 +197,10 @@ def pack(project: Project) -> BinaryIO:
             try:
                 tar.add(project.root / name, name, recursive=False)
             except OSError as error:  # also: shorter than it was when it was opened
-                raise ClusterrunError(
-                    f"cannot copy {name}",
-                    cause=error.strerror or str(error),
-                    hint="submit again if the file is being written, else check its permissions",
-                ) from error
-    stream.seek(0)  # this writes the rest of a file
+                text, cause = f"cannot copy {name}", error.strerror or str(error)
+                hint = "submit again if the file is being written, else check its permissions"
+                raise ClusterrunError(text, cause=cause, hint=hint) from error
+    stream.seek(0)  # this also writes what is still in the buffer
     return stream
 
 

@@ -64,7 +64,7 @@ def boot_id() -> str:
 
 
 def identity(pid: int) -> str | None:
-    """Return a name of a process that no later one gets; None if it is gone or a zombie."""
+    """Return an id of a process that no later one gets; None if it is gone or a zombie."""
     fields = stat_fields(pid)  # the 20th is its start, in ticks since boot
     return f"{boot_id()}:{fields[19]}" if fields and fields[0] not in ("Z", "X") else None
 
@@ -118,6 +118,7 @@ class LocalBackend(Backend):
     def _signal_elsewhere(
         self, job_id: str, paths: RunPaths, controller: Controlling, number: int
     ) -> None:
+        """Raise ClusterrunError: this backend can't signal a process of another machine."""
         del paths, number
         text = f"job {job_id} runs on {controller.host}, not on this machine"
         raise ClusterrunError(text, hint=f"run 'clusterrun cancel {job_id}' there")
@@ -127,7 +128,7 @@ class LocalBackend(Backend):
         controller = read_controller(paths)
         state, reason = self._state_of(paths, controller)
         with files.noting_damage() as damaged:
-            end = read_end(paths)  # after the process was checked, which writes it last
+            end = read_end(paths)  # only now: the process writes it just before it exits
         if damaged and state is JobState.FAILED:
             state, reason = JobState.UNKNOWN, "its end.json is damaged"
         started = controller.started_at if controller else None
@@ -223,9 +224,9 @@ def read_controller(paths: RunPaths) -> Controlling | None:
 def take_job_id(runs_dir: RunsDir, paths: RunPaths, *, prefix: str = "L", above: int = 0) -> JobId:
     """Take the next id by creating its link, which only one process can do.
 
-    Its number is larger than `above` (an absurd `above` is ignored), the user's counter, and the
-    numbers of the links here. The counter makes ids unique across projects; if it
-    is lost or can't be written, ids are unique only within the project.
+    Its number is larger than `above` (unless that is absurd), the user's counter, and the numbers
+    of the links here. The counter makes ids unique across projects; if it is lost or can't be
+    written, ids are unique only within the project.
     """
     runs_dir.by_job.mkdir(mode=0o700, exist_ok=True)
     counter = _counter()
@@ -233,7 +234,7 @@ def take_job_id(runs_dir: RunsDir, paths: RunPaths, *, prefix: str = "L", above:
         with contextlib.suppress(OSError):
             counter.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             stack.enter_context(locked(counter.with_suffix(".lock")))
-        number = _believed(above, last_number(runs_dir)) + 1
+        number = _later_number(above, last_number(runs_dir)) + 1
         while True:
             job_id = JobId(f"{prefix}{number}")
             try:
@@ -254,22 +255,22 @@ def last_number(runs_dir: RunsDir) -> int:
     linked: list[JobId] = []
     with contextlib.suppress(OSError):
         linked = [JobId.read(entry.name) for entry in os.scandir(runs_dir.by_job)]
-    numbers = (_believed(job_id.number, counted) for job_id in linked if job_id.is_own)
+    numbers = (_later_number(job_id.number, counted) for job_id in linked if job_id.is_own)
     return max(numbers, default=counted)
 
 
 def remember_number(number: int) -> None:
-    """Have ids that are taken here from now on be larger than `number`."""
+    """Raise the counter to `number`, so that ids taken here from now on are larger."""
     with contextlib.suppress(OSError, ValueError):
         counter = _counter()
         counter.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with locked(counter.with_suffix(".lock")):
             known = int(counter.read_text(encoding="ascii")) if counter.exists() else 0
-            write_whole(counter, f"{_believed(number, known)}\n")
+            write_whole(counter, f"{_later_number(number, known)}\n")
 
 
-def _believed(number: int, last: int) -> int:
-    """Return the later of another party's number and the last one here, unless it is absurd."""
+def _later_number(number: int, last: int) -> int:
+    """Return the larger of another party's number and the last one here; ignore an absurd one."""
     return number if last < number <= last + AHEAD else last
 
 

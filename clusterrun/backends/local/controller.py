@@ -52,15 +52,13 @@ def conduct(paths: RunPaths, plan: Plan, job_id: str, ready: Callable[[], None])
 
 def write_controller(paths: RunPaths) -> None:
     """Record this process as the controller of a run."""
-    pid = os.getpid()
-    controller = Controlling(
-        pid=pid, identity=identity(pid) or "", host=socket.gethostname(), started_at=time.time()
-    )
-    write_whole(paths.controller, as_text(controller, SCHEMA))
+    pid, host, now = os.getpid(), socket.gethostname(), time.time()
+    own = Controlling(pid=pid, identity=identity(pid) or "", host=host, started_at=now)
+    write_whole(paths.controller, as_text(own, SCHEMA))
 
 
 def amend_controller(paths: RunPaths, **fields: Any) -> None:
-    """Record that a controller was killed (`is_gone`), or what it `waits` for."""
+    """Change fields of controller.json: that it was killed (`is_gone`), or what it `waits` for."""
     if data := read_json(paths.controller):
         write_whole(paths.controller, json.dumps({**data, **fields}, indent=2) + "\n")
 
@@ -68,8 +66,8 @@ def amend_controller(paths: RunPaths, **fields: Any) -> None:
 def detach(work: Callable[[Callable[[], None]], None], output: Path) -> int:
     """Run `work` in a child without a terminal; the parent returns 0 once it is ready.
 
-    The child prints to `output`, and returns once `work` has ended. If it fails before it is ready,
-    print its error to stderr and return 1.
+    The child prints to `output`, and also returns from here, once `work` has ended. If the child
+    fails before it is ready, the parent prints the error to stderr and returns 1.
     """
     reader, writer = os.pipe()
     if os.fork():
@@ -116,17 +114,18 @@ class LocalStep:
     running: dict[int, subprocess.Popen[bytes]]
     lead_s: float = 0.0
     leave_s: float = LEAVE_TOGETHER_S
-    codes: list[int] = field(default_factory=list)
-    code: int = 0
-    end_by: float = float("inf")
-    kill_by: float = float("inf")
+    codes: list[int] = field(default_factory=list)  # of the nodes that have ended
+    code: int = 0  # the exit status at the time of `end`, 0 if no node had failed
+    end_by: float = float("inf")  # when the other nodes are ended, after one has failed
+    is_ending: bool = False  # set by `end`
+    kill_by: float = float("inf")  # when the grace time is over
 
     def poll(self) -> int | None:
         """Return the exit status once all nodes have ended or the grace time is over; else None."""
         now = time.monotonic()
-        if not self._reap() or now > self.kill_by:
+        if not self._reap() or now > self.kill_by:  # `_reap` fills `codes`
             return self.code or exit_code(self.codes)
-        if any(self.codes):  # one has failed: the others get `leave_s` to end
+        if any(self.codes):  # a node has failed: the others get `leave_s` to end
             self.end_by = min(self.end_by, now + self.leave_s)
         if now > self.end_by:
             self.end()
@@ -134,8 +133,9 @@ class LocalStep:
 
     def end(self) -> None:
         """End all nodes within the grace time."""
-        if self.kill_by < float("inf"):  # they are being ended already
+        if self.is_ending:
             return
+        self.is_ending = True
         self.code = exit_code(self.codes)  # before the exits that this causes
         self.kill_by = time.monotonic() + GRACE_S + self.lead_s
         write_request(self.paths.request(self.paths.newest_attempt()), Reason.END)
@@ -157,7 +157,7 @@ class LocalStep:
             if pid == 0:
                 return bool(self.running)
             node = self.running.pop(pid, None)
-            if node is not None:  # else an adopted orphan
+            if node is not None:  # else it is an orphan that this process has adopted
                 node.returncode = os.waitstatus_to_exitcode(status)
                 self.codes.append(node.returncode)
 
@@ -165,7 +165,7 @@ class LocalStep:
 def start_node(
     paths: RunPaths, words: Sequence[str], directory: Path, environ: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    """Start a node's script, which ends with this process. Raises OSError."""
+    """Start `node.sh RUN_DIR ATTEMPT HOST PORT`, which ends with this process. Raises OSError."""
     return subprocess.Popen(
         ["bash", str(paths.node_script), str(paths.root), *words],
         cwd=directory,
@@ -187,14 +187,14 @@ class LocalHost(Host):
     def start(
         self, attempt: int, *, port: int, is_relaunch: bool, excluded: tuple[str, ...]
     ) -> LocalStep:
-        """Start every node. Raises OSError."""
+        """Start every node; they find the conductor at `port`. Raises OSError."""
         del is_relaunch, excluded  # a simulated node is never lost on its own
         step = LocalStep(paths=self.paths, running={}, lead_s=self.plan.warning_s)
         words = (str(attempt), LOOPBACK, str(port))
-        each = self.plan.gpus_per_node
+        per_node = self.plan.gpus_per_node
         for rank in range(self.plan.nodes):
             own = {**self.environ, "CLUSTERRUN_LOCAL_NODE_RANK": str(rank)}
-            if gpus := self.plan.gpu_ids[rank * each : (rank + 1) * each]:
+            if gpus := self.plan.gpu_ids[rank * per_node : (rank + 1) * per_node]:
                 own[VISIBLE] = ",".join(gpus)
             node = start_node(self.paths, words, Path(self.plan.workdir), {**os.environ, **own})
             step.running[node.pid] = node
@@ -213,9 +213,9 @@ def exit_code(codes: Sequence[int]) -> int:
     >>> exit_code([0, 123, 3]), exit_code([0, 123]), exit_code([-9]), exit_code([0, 0])
     (3, 123, 137, 0)
     """
-    bad = [code if code > 0 else 128 - code for code in codes if code]
-    own = [code for code in bad if code not in set(NodeExit)]
-    return (own or bad or [0])[0]
+    failures = [code if code > 0 else 128 - code for code in codes if code]
+    of_ranks = [code for code in failures if code not in set(NodeExit)]
+    return (of_ranks or failures or [0])[0]
 
 
 def main() -> int:

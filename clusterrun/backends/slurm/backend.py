@@ -65,15 +65,17 @@ class SlurmBackend:
         chained: bool = False,
         waits: bool = False,
     ) -> Submission:
-        """Pass a run's script to sbatch again; do not look for srun, which a node may lack."""
-        planned = {line.name for line in plan.directives}
+        """Pass a run's script to sbatch again; the start conditions apply only if it `waits`."""
+        planned = {line.name for line in plan.directives}  # sbatch's options in the script
         options = [f"--exclude={exclude}"] if exclude else []
         if after:
             options.append(f"--dependency=afterany:{after}")
-        if not waits:  # undo the script's start conditions
-            options += ["--dependency="] if "dependency" in planned and not after else []
-            options += ["--begin=now"] if "begin" in planned else []
-        arguments = [CHAINED] if chained else []
+        elif "dependency" in planned and not waits:
+            options.append("--dependency=")  # undo the script's option, as below
+        if "begin" in planned and not waits:
+            options.append("--begin=now")
+        arguments = [CHAINED] if chained else []  # of the script, for a later job of a chain
+        # Unlike `submit`, do not look for srun, which a node may lack.
         new = self._sbatch(plan, record.paths, options, arguments, known=record.job_ids)
         if "hold" in planned and not waits:  # no option of sbatch undoes --hold
             cluster = SlurmBackend(slurm_cluster=new.slurm_cluster or self.slurm_cluster)
@@ -95,18 +97,17 @@ class SlurmBackend:
     ) -> Submission:
         """Run sbatch, once; cancel the job if the submission is interrupted.
 
-        `options` are sbatch's, besides the script's; `arguments` are the script's, which does not
-        name the run directory. `known` are the jobs that the run had before.
+        `options` are sbatch's, in addition to those in the script; `arguments` are the script's,
+        after the run directory. `known` are the jobs that the run had before.
         Raises PerhapsSubmittedError if it is unknown whether the job is in the queue, and
         UsageError for a directory that sbatch can't name.
         """
         from clusterrun.backends.slurm import executor  # imports submitit, for this alone
 
         if "\\" in str(paths.root):
-            raise UsageError(
-                f"the run directory {paths.root} has a backslash in its name",
-                hint="choose another directory with --run-dir: sbatch can't write to this one",
-            )
+            text = f"the run directory {paths.root} has a backslash in its name"
+            hint = "choose another directory with --run-dir: sbatch can't write to this one"
+            raise UsageError(text, hint=hint)
         output = str(paths.batch_output).replace("%", "%%")
         argv = [
             *("sbatch", "--parsable", f"--output={output}", f"--chdir={plan.workdir}", *options),
@@ -124,11 +125,7 @@ class SlurmBackend:
             raise
 
     def query(
-        self,
-        job_ids: Sequence[str],
-        *,
-        since: float | None = None,
-        max_age_s: float | None = None,
+        self, job_ids: Sequence[str], *, since: float | None = None, max_age_s: float | None = None
     ) -> dict[str, SchedulerJob]:
         """Query squeue, then sacct, then scontrol for what is still missing.
 
@@ -148,7 +145,7 @@ class SlurmBackend:
         """Cancel jobs with one scancel. Raises JobNotFoundError for jobs unknown to Slurm."""
         done = slurm_query.call(self.slurm_cluster, "scancel", *job_ids)
         slurm_query.forget()
-        # scancel does not report unknown jobs.
+        # scancel does not report unknown jobs; what is returned for one has no `source`.
         known = {job_id for job_id, job in self.query(job_ids, max_age_s=0).items() if job.source}
         if done.rc != 0 and "Invalid job id" not in done.stderr:
             raise ClusterrunError("scancel failed", cause=done.stderr.strip())
@@ -159,13 +156,12 @@ class SlurmBackend:
         """Run scontrol. Raises ClusterrunError if Slurm refuses."""
         done = slurm_query.call(self.slurm_cluster, "scontrol", *words)
         if done.rc != 0:
-            cause = done.stderr.strip()
-            raise ClusterrunError(f"scontrol {' '.join(words)} failed", cause=cause)
+            raise ClusterrunError(f"scontrol {' '.join(words)} failed", cause=done.stderr.strip())
 
     def _find_submitted(
         self, paths: RunPaths, known: Collection[str], error: NoJobIdError
     ) -> Submission:
-        """Find the job of a submission without an id; slurmctld may take it after sbatch ended."""
+        """Find a job whose id sbatch did not print; slurmctld may accept it after sbatch ended."""
         for pause_s in (0.0, LOOK_AGAIN_S):
             time.sleep(pause_s)
             try:
@@ -207,14 +203,10 @@ def parse_submission(stdout: str) -> Submission:
 
 
 def _maybe_queued(what: str, paths: RunPaths, cause: str | None) -> PerhapsSubmittedError:
-    return PerhapsSubmittedError(
-        f"{what}; the job may or may not be in the queue",
-        cause=cause,
-        hint=(
-            "look for it with 'squeue --me' before you submit again",
-            f"its run directory was kept: {paths.root}",
-        ),
-    )
+    text = f"{what}; the job may or may not be in the queue"
+    look = "look for it with 'squeue --me' before you submit again"
+    kept = f"its run directory was kept: {paths.root}"
+    return PerhapsSubmittedError(text, cause=cause, hint=(look, kept))
 
 
 # The next job of a run, from inside its job: Slurm would hold a requeued job for two minutes
@@ -235,7 +227,7 @@ def submit_successor(
     exclude = fold_hosts([*(parse_hostlist(planned) if planned else ()), *nodes])
     if record.chain_length:
         if not record.chained_job_ids:
-            raise ClusterrunError(f"all {record.chain_length} jobs of the chain are used")
+            raise ClusterrunError(f"this was the last of {record.chain_length} jobs of the chain")
         job_id = record.chained_job_ids[0]
         if exclude:
             backend.scontrol("update", f"JobId={job_id}", f"ExcNodeList={exclude}")
@@ -245,11 +237,11 @@ def submit_successor(
     # not wait: this job's agents have exited by now.
     after = "" if nodes else environ["SLURM_JOB_ID"]
     new = backend.submit_again(plan, record, after=after, exclude=exclude)
-    _remember(record, new, backend)
+    _record_successor(record, new, backend)
     return new.job_id
 
 
-def _remember(record: JobRecord, new: Submission, backend: SlurmBackend) -> None:
+def _record_successor(record: JobRecord, new: Submission, backend: SlurmBackend) -> None:
     """Record the new job; cancel it if that fails, since no command could find it."""
     try:
         records.update(record.paths, lambda now: records.continued_by(now, new.job_id))

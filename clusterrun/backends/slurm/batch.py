@@ -14,8 +14,8 @@ from clusterrun.shared.given import before_setup
 def main(argv: Sequence[str]) -> int:
     """Run the conductor of a batch script, in the environment that Slurm gave the job.
 
-    `argv`: run directory, kind (see SlurmHost), the directory that the script started in, the
-    descriptor that supplies this environment, for how many seconds the script has run, its srun.
+    `argv`: run directory, kind (see SlurmHost), the directory that the script started in, the file
+    descriptor of this environment, for how many seconds the script has run, its srun command.
     """
     signals = Signals()  # first: a signal must not be lost or end the job
     from clusterrun.backends.slurm.host import SlurmHost
@@ -27,8 +27,8 @@ def main(argv: Sequence[str]) -> int:
     from clusterrun.rundir.reading import read_plan
     from clusterrun.shared.state import JobState
 
-    run_dir, kind, directory, environ, seconds, *srun = argv
-    before = before_setup(int(environ))
+    run_dir, kind, directory, environ_fd, seconds, *srun = argv
+    before = before_setup(int(environ_fd))
     os.environ.clear()  # each node's task runs the setup lines again
     os.environ.update(before)
     try:

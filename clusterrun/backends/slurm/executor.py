@@ -18,7 +18,7 @@ from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared import shell
 
 # What sbatch prints if it never reached slurmctld; after any other timeout the job may be queued.
-NEVER_REACHED = ("Unable to contact slurm controller", *shell.LASTING)
+NEVER_REACHED = ("Unable to contact slurm controller", *shell.PERMANENT_FAULTS)
 
 
 def submit(
@@ -32,8 +32,8 @@ def submit(
     sbatch = Sbatch(argv, plan, environ)
     with TemporaryDirectory(dir=paths.root, ignore_cleanup_errors=True) as folder:
         try:
-            RunExecutor(folder, sbatch)._submit_command("")
-        except OSError:  # submitit files its copy of the script: the job is in the queue
+            RunExecutor(folder, sbatch)._submit_command("")  # calls `sbatch.run()`
+        except OSError:  # once sbatch has printed, only submitit's copy of the script can fail
             if not sbatch.printed:
                 raise
     return backend.parse_submission(sbatch.printed)
@@ -52,10 +52,10 @@ class Sbatch(list[str]):
         """Run sbatch and return its output. Raises what `submit` raises."""
         begin = time.monotonic()
         done = shell.run_once(self, backend.SBATCH_TIMEOUT_S, self._environ)
-        if cause := shell.silence(done):
-            if not any(words in cause for words in NEVER_REACHED):
-                raise backend.NoJobIdError("sbatch got no answer", cause=cause)
-            raise shell.unreachable(self[0], done, time.monotonic() - begin)
+        if cause := shell.why_no_answer(done):
+            if any(words in cause for words in NEVER_REACHED):
+                raise shell.unreachable_error(self[0], done, time.monotonic() - begin)
+            raise backend.NoJobIdError("sbatch got no answer", cause=cause)
         if done.rc:
             from clusterrun.backends.slurm import site  # slow to import
 

@@ -61,7 +61,7 @@ class SlurmHost(Host):
     started, by the monotonic clock.
     """
 
-    is_witness = True
+    records_end = True
 
     def __init__(
         self,
@@ -109,16 +109,15 @@ class SlurmHost(Host):
             return f"{has} but was rendered for {planned}; render it again with --nodes {given}"
         for each in self.srun:
             if each.startswith(("--nodes=", "--ntasks=")) and each not in self.plan.srun_args:
-                return (
-                    f"srun has {each}, but the job was rendered with another value; render it again"
-                )
+                changed = f"srun has {each}, but the job was rendered with another value"
+                return f"{changed}; render it again"
         # The launcher's options override the numbers in accelerate.yaml: a change has no effect.
-        plan, own = self.plan, dict(_NUMBERS.findall(self.plan.accelerate_text))
-        rendered = own if plan.accelerate_text else plan.accelerate  # the user's YAML, or ours
+        plan, of_user = self.plan, dict(_NUMBERS.findall(self.plan.accelerate_text))
+        rendered = of_user if plan.accelerate_text else plan.accelerate  # the user's YAML, or ours
         with contextlib.suppress(OSError):
             for name, number in _NUMBERS.findall(self.paths.accelerate.read_text()):
                 if str(rendered.get(name, number)) != number:
-                    return f"accelerate.yaml has {name} {number} now; render the job again"
+                    return f"accelerate.yaml now has {name} {number}; render the job again"
         return ""
 
     def start(
@@ -192,12 +191,12 @@ class SlurmHost(Host):
 
     def requeue(self) -> str:
         """Requeue this job; return Slurm's refusal. Raises SchedulerUnreachableError."""
-        if self._requeues_itself():
-            return ""
+        if self._will_be_requeued():
+            return ""  # another requeue would start the job again after its last end
         done = shell.run(["scontrol", "requeue", self.job_id], tries=1)
         return (done.stderr.strip() or f"exit status {done.rc}") if done.rc else ""
 
-    def _requeues_itself(self) -> bool:
+    def _will_be_requeued(self) -> bool:
         """Return whether Slurm certainly requeues this job when it ends; False if unknown.
 
         Slurm 24.05 and newer requeues a job that ends within a preemption's GraceTime, with any
@@ -205,7 +204,8 @@ class SlurmHost(Host):
         (commit a689104d15): our requeue would start the job again after its last end.
         """
         job = _shown("job", self.job_id)
-        if not (_in_grace_time(job) and job.get("Requeue") == "1"):
+        may_be_requeued = _in_grace_time(job) and job.get("Requeue") == "1"
+        if not may_be_requeued:
             return False
         config = _shown("config")
         is_by_partition = config.get("PreemptType") == "preempt/partition_prio"

@@ -58,8 +58,10 @@ class NodeRequest:
 
     def fits(self, group: NodeGroup) -> bool:
         """Return whether empty nodes of this kind could run the job, as far as is known."""
+        if not self.is_exact:
+            return True
         gpus = sum(number for name, number in group.gpus if self.gpu_type in ("", name))
-        return not self.is_exact or (
+        return (
             gpus >= self.gpus
             and (group.cpus is None or group.cpus >= self.cpus)
             and (group.memory_mb is None or group.memory_mb >= self.memory_mb)
@@ -76,10 +78,10 @@ class NodeRequest:
         return self.count((group for group in groups if group.use is Use.IDLE), without)
 
     def most(self, here: Sequence[NodeGroup]) -> int:
-        """Return how many nodes of a partition it may have."""
-        # All groups of a partition have its limit.
-        limits = (group.most_nodes for group in here[:1] if group.most_nodes is not None)
-        return min((self.count(here), *limits))
+        """Return how many nodes the job may have of a partition, which has these groups."""
+        usable = self.count(here)
+        limit = here[0].most_nodes if here else None  # the partition's: all groups have it
+        return usable if limit is None else min(usable, limit)
 
 
 def explained(job: JobStatus) -> JobStatus:
@@ -87,22 +89,22 @@ def explained(job: JobStatus) -> JobStatus:
     pending, asked = job.pending, job.asked
     if not (pending and asked and asked.partition and asked.asked_nodes is not None):
         return job  # it does not wait, or its request is unknown
-    is_of_nodes = pending.names_nodes or pending.code in OF_NODES
-    if not is_of_nodes and pending.code != "ReqNodeNotAvail":
-        return job
+    waits_for_nodes = pending.names_nodes or pending.code in OF_NODES
+    if not waits_for_nodes and pending.code != "ReqNodeNotAvail":
+        return job  # the numbers of nodes explain nothing
     try:
         request = request_of(asked, read_plan(job.record.paths))
     except (OSError, ValueError, UsageError):
         return job
     cluster = job.record.slurm_cluster
-    if is_of_nodes:
+    if waits_for_nodes:
         found = of_nodes(pending.code, request, node_groups(cluster))
     else:
         text = answer(cluster, "scontrol", "--oneliner", "show", "reservation")
         found = of_reservations(request, text, time.time())
-    if found.is_out:
+    if found.is_out:  # not Slurm's reason: what it lacks are nodes that are down or drained
         pending = dataclasses.replace(pending, text=WAITS_FOR_REPAIR, can_start=None)
-    # A checkpoint may be of shards, which other worlds can't read.
+    # A checkpoint may consist of shards, which only the same number of ranks can read.
     keeps_nodes = job.has_checkpoint and job.record.strategy != Strategy.DDP.value
     changes = tuple(one for one in found.sooner if one.nodes is None or not keeps_nodes)
     outlook = dataclasses.replace(found, sooner=changes)
@@ -129,37 +131,36 @@ def request_of(job: SchedulerJob, plan: Plan) -> NodeRequest:
         features=tuple(constraint.split("&")) if constraint else (),
         exclude=frozenset(parse_hostlist(exclude) if exclude else ()),
         spare_nodes=plan.spare_nodes,
-        is_exact=is_simple and not (has_own_nodes or plan.sbatch_args),
+        is_exact=is_simple and not (has_own_nodes or plan.sbatch_args),  # no other choice of nodes
     )
 
 
 def of_nodes(code: str, request: NodeRequest, groups: Sequence[NodeGroup]) -> Outlook:
     """Explain a wait from sinfo's answer."""
-    own = {name: _of(name, groups) for name in request.partitions if _of(name, groups)}
-    facts = tuple(fact for here in own.values() for fact in _facts(request, here))
+    known = {group.partition for group in groups}
+    own = [name for name in dict.fromkeys(request.partitions) if name in known]
+    facts = tuple(fact for name in own for fact in _facts(request, _in_partition(name, groups)))
     # This code also means that nodes which the job needs are down or drained.
     is_out = code == "PartitionNodeLimit" and any(f.kind is FactKind.NODES_OUT for f in facts)
     usable = [group for group in groups if group.is_up]
-    sooner = tuple(_sooner(code, request, [*own], usable)) if own else ()
+    sooner = tuple(_sooner(code, request, own, usable)) if own else ()
     return Outlook(facts=facts, sooner=sooner, is_out=is_out)
 
 
-def _of(partition: str, groups: Iterable[NodeGroup]) -> list[NodeGroup]:
+def _in_partition(partition: str, groups: Iterable[NodeGroup]) -> list[NodeGroup]:
     return [group for group in groups if group.partition == partition]
 
 
 def _facts(request: NodeRequest, here: Sequence[NodeGroup]) -> Iterator[Fact]:
-    """Yield what one partition does not allow, and what the nodes that the job could use do now."""
-    partition, limit_s, asked = here[0].partition, here[0].limit_s, request.nodes
+    """Yield which limits of a partition the job exceeds, and how its usable nodes are used now."""
+    name, limit_s, asked = here[0].partition, here[0].limit_s, request.nodes
     if request.exceeds(limit_s):
-        yield Fact(
-            kind=FactKind.TOO_LONG, partition=partition, asked=request.limit_s, limit=limit_s
-        )
+        yield Fact(kind=FactKind.TOO_LONG, partition=name, asked=request.limit_s, limit=limit_s)
     uses = {use: request.count(g for g in here if g.use is use) for use in Use}
-    total, limit = request.count(here), request.most(here)
+    total, limit = request.count(here), request.most(here)  # usable; of these, allowed
     about = Fact(
         kind=FactKind.NODES,
-        partition=partition,
+        partition=name,
         asked=asked,
         limit=total,
         uses=tuple((use, number) for use, number in uses.items() if number),
@@ -169,12 +170,13 @@ def _facts(request: NodeRequest, here: Sequence[NodeGroup]) -> Iterator[Fact]:
         yield dataclasses.replace(about, kind=FactKind.TOO_MANY_NODES, limit=limit, uses=())
     if about.uses:
         yield about
-    if asked <= limit and total - uses[Use.OUT] < asked:  # it needs some that are out
+    needs_nodes_out = asked <= limit and total - uses[Use.OUT] < asked
+    if needs_nodes_out:
         out = [group for group in here if group.use is Use.OUT and request.fits(group)]
         for group in sorted(out, key=lambda group: -group.count)[:MOST_REASONS]:
             yield Fact(
                 kind=FactKind.NODES_OUT,
-                partition=partition,
+                partition=name,
                 nodes=group.nodes,
                 state=group.state,
                 detail=group.reason,
@@ -182,22 +184,23 @@ def _facts(request: NodeRequest, here: Sequence[NodeGroup]) -> Iterator[Fact]:
 
 
 def _sooner(
-    code: str, request: NodeRequest, own: Sequence[str], groups: Sequence[NodeGroup]
+    code: str, request: NodeRequest, own_partitions: Sequence[str], groups: Sequence[NodeGroup]
 ) -> Iterator[Sooner]:
     """Offer the longest allowed time limit, the nodes that are idle now, and other partitions."""
-    mine = [group for group in groups if group.partition in own]
+    mine = [group for group in groups if group.partition in own_partitions]
     limits = [group.limit_s for group in mine if group.limit_s is not None]
     most_s = max(limits) if mine and len(limits) == len(mine) else None  # None: one has no limit
     allowed_s = most_s if request.exceeds(most_s) else None
-    if allowed_s and any(request.nodes <= request.most(_of(name, groups)) for name in own):
+    here = [_in_partition(name, groups) for name in own_partitions]
+    if allowed_s and any(request.nodes <= request.most(each) for each in here):
         yield Sooner(limit_s=allowed_s)
     if not request.is_exact:
-        return
-    idle = max(request.idle(_of(name, groups)) for name in own)
+        return  # it is unknown which nodes the job could use
+    idle = max(map(request.idle, here))
     most = min((group.most_nodes for group in mine if group.most_nodes), default=idle)
-    nodes = min(idle, most) - request.spare_nodes
+    nodes = min(idle, most) - request.spare_nodes  # what --nodes counts
     is_fewer = 0 < nodes < request.nodes - request.spare_nodes
-    if is_fewer and code in ("Resources", "PartitionNodeLimit"):  # else they do not help
+    if is_fewer and code in ("Resources", "PartitionNodeLimit"):  # otherwise, fewer do not help
         yield Sooner(idle=idle, nodes=nodes, limit_s=allowed_s)
     others = [group for group in groups if group not in mine]
     # Behind other jobs, idle nodes of the own partitions do not help: those jobs get them.
@@ -208,10 +211,10 @@ def _sooner(
 def _other_partitions(
     request: NodeRequest, groups: Sequence[NodeGroup], promised: Collection[str]
 ) -> list[Sooner]:
-    """Return two partitions with enough idle nodes besides `promised` ones, full limits first."""
+    """Return two partitions with enough idle nodes that are not `promised`, shorter limits last."""
     found = []
     for name in dict.fromkeys(group.partition for group in groups):
-        here = _of(name, groups)
+        here = _in_partition(name, groups)
         idle, limit_s = request.idle(here, promised), here[0].limit_s
         if request.nodes <= min(idle, request.most(here)):
             shorter_s = limit_s if request.exceeds(limit_s) else None
@@ -221,26 +224,25 @@ def _other_partitions(
 
 def of_reservations(request: NodeRequest, text: str, now: float) -> Outlook:
     """Explain a wait by reservations, as `scontrol --oneliner show reservation` prints them."""
-    horizon = float("inf") if request.limit_s is None else now + request.limit_s
+    latest_end = float("inf") if request.limit_s is None else now + request.limit_s
     facts = []
     for line in text.splitlines():
         row = pairs(line.replace("=(null)", "="))
         start, end = parse_time(row.get("StartTime", "")), parse_time(row.get("EndTime", ""))
         is_own = row.get("PartitionName", "") in ("", *request.partitions)
-        # Its nodes are not compared with those of the job: they may be others.
-        if is_own and start and end and start < horizon and end > now:
-            facts.append(
-                Fact(
-                    kind=FactKind.RESERVATION,
-                    detail=row.get("ReservationName", ""),
-                    state="maintenance" if "MAINT" in row.get("Flags", "").split(",") else "",
-                    nodes=row.get("Nodes", ""),
-                    start=start,
-                    end=end,
-                )
+        overlaps = bool(start and end and start < latest_end and end > now)
+        if is_own and overlaps:  # its nodes are not compared with those that the job could use
+            reservation = Fact(
+                kind=FactKind.RESERVATION,
+                detail=row.get("ReservationName", ""),
+                state="maintenance" if "MAINT" in row.get("Flags", "").split(",") else "",
+                nodes=row.get("Nodes", ""),
+                start=start,
+                end=end,
             )
+            facts.append(reservation)
     ahead = sorted(facts, key=lambda one: one.start or 0)[:MOST_REASONS]
     future = [one.start for one in ahead if one.start and one.start > now]
-    steps = int(min(future) - now) // STEP_S - 1 if future else 0
+    steps = int(min(future) - now) // STEP_S - 1 if future else 0  # one to spare
     shorter = (Sooner(limit_s=steps * STEP_S),) if steps > 0 else ()
     return Outlook(facts=tuple(ahead), sooner=shorter)

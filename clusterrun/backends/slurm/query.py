@@ -99,9 +99,9 @@ def cached(key: Sequence[str], max_age_s: float, ask: Callable[[], T], kind: Any
                 return found
         answer = ask()
         with contextlib.suppress(OSError):
-            now = {"asked_at": time.time(), "answer": answer}
-            write_whole(file, json.dumps(now, default=dataclasses.asdict))
-            oldest = time.time() - FORGET_S
+            kept = {"asked_at": time.time(), "answer": answer}
+            write_whole(file, json.dumps(kept, default=dataclasses.asdict))
+            oldest = time.time() - FORGET_S  # of the answers to other queries
             for entry in os.scandir(file.parent):
                 with contextlib.suppress(OSError):
                     if entry.stat().st_mtime < oldest:
@@ -126,9 +126,9 @@ def _directory() -> Path:
 def ask(
     job_ids: Sequence[str], *, slurm_cluster: str | None = None, since: float | None = None
 ) -> dict[str, SchedulerJob]:
-    """Ask squeue, sacct if jobs ended, scontrol if need be. Raises SchedulerUnreachableError."""
+    """Ask squeue, then sacct and scontrol for what is missing. Raises SchedulerUnreachableError."""
     asked_at = time.time()
-    # Without a user, squeue loads the jobs of all users, or one job.
+    # squeue loads the jobs of all users, unless it is given a user or a single job.
     user = [f"--user={os.getuid()}"] if len(job_ids) > 1 else []
     jobs, fields = ",".join(job_ids), SEPARATOR.join(SQUEUE_FIELDS.values())
     found = parse_squeue(_squeue(slurm_cluster, *user, f"--jobs={jobs}", f"--format={fields}"))
@@ -136,14 +136,12 @@ def ask(
     if ended:
         history, problem = _ask_sacct(ended, slurm_cluster, since)
         found |= {job_id: _merge(found.get(job_id), job) for job_id, job in history.items()}
-        without_code = [id_ for id_ in ended if id_ in found and _needs_more(found[id_])]
-        found |= _ask_scontrol(without_code, slurm_cluster)
+        without_exit = [id_ for id_ in ended if id_ in found and _needs_more(found[id_])]
+        found |= _ask_scontrol(without_exit, slurm_cluster)
         if problem:
             note = f"slurmctld no longer knows this job; accounting does not answer: {problem}"
-            for job_id in {*ended} - found.keys():
-                found[job_id] = SchedulerJob(
-                    job_id=job_id, state=JobState.UNKNOWN, source="", note=note
-                )
+            unknown = SchedulerJob(job_id="", state=JobState.UNKNOWN, source="", note=note)
+            found |= {id_: replace(unknown, job_id=id_) for id_ in {*ended} - found.keys()}
     return {job_id: replace(job, asked_at=asked_at) for job_id, job in found.items()}
 
 
@@ -194,23 +192,23 @@ def _job(source: str, row: Mapping[str, str], *, limit_unit_s: int = 1) -> Sched
     nodes = fields["NodeList"]
     nodelist = "" if nodes in ("(null)", "None assigned") else nodes
     has_started = bool(nodelist) and state not in (JobState.PENDING, JobState.UNKNOWN)
-    is_stale = state.is_terminal and reason in WAITING
-    code, number = parse_exit(fields["ExitCode"]) if state.is_terminal else (None, None)
+    has_old_reason = state.is_terminal and reason in WAITING
+    code, signal = parse_exit(fields["ExitCode"]) if state.is_terminal else (None, None)
     limit_s = parse_clock(fields["TimeLimit"], bare_s=limit_unit_s)
     start, asked = parse_time(fields["StartTime"]), fields["NumNodes"]
     return SchedulerJob(
         job_id=fields["JobId"],
         source=source,
         state=state,
-        reason="" if is_stale or reason in ("None", "(null)") else reason,
+        reason="" if has_old_reason or reason in ("None", "(null)") else reason,
         nodelist=nodelist,
         elapsed_s=parse_clock(fields["RunTime"]) if has_started else None,
-        limit_s=None if limit_s == YEAR_S else limit_s,
+        limit_s=None if limit_s == YEAR_S else limit_s,  # a year means that there is none
         start=start if has_started else None,
         expected_start=start if state is JobState.PENDING else None,
         end=parse_time(fields["EndTime"]) if state.is_terminal else None,
         exit_code=code,
-        exit_signal=number,
+        exit_signal=signal,
         # What Slurm considers now: a job may be changed while it waits.
         partition=fields["Partition"],
         asked_nodes=int(asked) if asked.isdecimal() else None,
@@ -275,7 +273,7 @@ def parse_scontrol(line: str) -> SchedulerJob:
 
 
 def pairs(text: str) -> dict[str, str]:
-    """Parse `Name=value`, or lines of `Name   = value`; the last of several counts."""
+    """Parse `Name=value`, or lines of `Name   = value`; of several for a name, take the last."""
     return dict(re.findall(r"(?:^| )(\w+)(?:=| += )(\S*)", text, re.MULTILINE))
 
 
@@ -308,12 +306,13 @@ def parse_clock(text: str, *, bare_s: int = 1) -> int | None:
 
 
 def parse_time(text: str) -> float | None:
-    """Parse a time, which is an epoch.
+    """Parse a time in epoch seconds; None for 0 and for other text.
 
     >>> parse_time("1795257574"), parse_time("Unknown")
     (1795257574.0, None)
     """
-    return float(text) or None if text.isdecimal() else None
+    seconds = float(text) if text.isdecimal() else 0.0
+    return seconds or None
 
 
 def parse_exit(text: str) -> tuple[int | None, int | None]:

@@ -8,7 +8,7 @@ from enum import Enum
 
 UNAVAILABLE = "UnavailableNodes:"
 # A limit on one job, or on its share of one node: waiting does not help.
-_OF_ONE = re.compile(r"(QOS|Assoc)Max(\w{1,40}?)Per(Job|Node)(?:Limit)?$")
+_LIMIT_OF_ONE = re.compile(r"(QOS|Assoc)Max(\w{1,40}?)Per(Job|Node)(?:Limit)?$")
 _WHAT = {"Cpu": "CPUs", "GRES": "GPUs", "Mem": "memory", "Memory": "memory", "Node": "nodes"}
 _WHAT["WallDuration"] = "time"
 WAITS_FOR_REPAIR = "nodes that it needs are down or drained"
@@ -21,7 +21,7 @@ _MEANINGS: dict[bool | None, dict[str, str]] = {
         "None": "the scheduler has not considered it yet",
         "Dependency": "waiting for another job",
         "BeginTime": "its start time has not come yet",
-        "ReqNodeNotAvail": "nodes are reserved, perhaps for maintenance; "
+        "ReqNodeNotAvail": "nodes may be reserved, e.g. for maintenance; "
         "a shorter --time may let it start",
         "Reservation": "waiting for its reservation",
         "Licenses": "waiting for licenses",
@@ -32,7 +32,7 @@ _MEANINGS: dict[bool | None, dict[str, str]] = {
     False: {
         "ReservationInvalid": "its reservation is not valid; it will not start",
         "ReservationDeleted": "its reservation was deleted; it will not start",
-        "DependencyNeverSatisfied": "can never start: the job that it waits for failed",
+        "DependencyNeverSatisfied": "its dependency can never be met; it will not start",
         "PartitionTimeLimit": "--time exceeds the partition's limit; it will not start",
         "PartitionNodeLimit": "requests more nodes than the partition allows; it will not start",
         "PartitionConfig": "requests what the partition does not allow",
@@ -42,7 +42,7 @@ _MEANINGS: dict[bool | None, dict[str, str]] = {
         "JobHoldMaxRequeue": "held after too many requeues; release it: scontrol release JOB",
         "launch failed requeued held": "its launch failed; release it: scontrol release JOB",
         "AccountNotAllowed|Job's account not permitted": "the account may not use this partition",
-        "QOSNotAllowed|Job's QOS not permitted": "the QOS is not allowed here",
+        "QOSNotAllowed|Job's QOS not permitted": "the QOS may not use this partition",
         "InvalidAccount": "the account is not valid",
         "InvalidQOS": "the QOS is not valid",
         "DeadLine": "its deadline cannot be met",
@@ -51,7 +51,7 @@ _MEANINGS: dict[bool | None, dict[str, str]] = {
         "Constraints": "waiting for nodes with the requested features",
         "PartitionDown|PartitionInactive": "the partition is down or inactive: it starts no jobs",
         "NodeDown|Nodes required for job are DOWN": "nodes that it needs are down, drained "
-        "or kept for jobs of another partition",
+        "or reserved for jobs in higher-priority partitions",
         "QOSTimeLimit": "the time budget of the QOS is used up",
         "AssocGrpBillingMin|AssocGrpCPUMin|AssocGrpGRESMin": "the account's budget is used up",
     },
@@ -146,11 +146,11 @@ def explain(reason: str, job_id: str) -> PendingReason:
     if nodes:
         text = f"nodes down, drained or reserved: {nodes}"
         return PendingReason(code=code, text=text, can_start=None, names_nodes=True)
-    if code not in REASONS and (limit := _OF_ONE.match(code)):
-        what, scope = _WHAT.get(limit[2], limit[2]), limit[3].lower()
-        owner = "QOS" if limit[1] == "QOS" else "account"
-        text = f"requests more {what} per {scope} than the {owner} allows; it will not start"
-        return PendingReason(code=code, text=text, can_start=False)
+    if code not in REASONS and (limit := _LIMIT_OF_ONE.match(code)):
+        kind, what, scope = limit.groups()  # of QOSMaxNodePerJob: QOS, Node, Job
+        owner = "QOS" if kind == "QOS" else "account"
+        more = f"requests more {_WHAT.get(what, what)} per {scope.lower()} than the {owner} allows"
+        return PendingReason(code=code, text=f"{more}; it will not start", can_start=False)
     matches = [known for known in REASONS if (code or "None").startswith(known)]
     if not matches:
         return PendingReason(code=code, text=reason, can_start=None)

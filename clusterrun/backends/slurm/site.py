@@ -32,7 +32,6 @@ _FIELDS: Final = {
     **{"memory": "%m", "features": "%f", "nodes": "%N", "reason": "%E"},
 }
 
-
 # States of sinfo; the first that matches counts, any other is busy, also nodes that are planned for
 # a job ("-"). Marks: "*" does not respond, "$" is reserved, "~" is powered down, starts on demand.
 _USES: Final = (
@@ -112,7 +111,7 @@ def parse_sinfo(text: str) -> list[NodeGroup]:
             is_default=row["partition"].endswith("*"),
             is_up=row["availability"] == "up" and row["root_only"] != "yes",
             limit_s=parse_clock(row["limit"]),
-            most_nodes=_number(row["size"].rpartition("-")[2]),
+            most_nodes=_number(row["size"].rpartition("-")[2]),  # of "1-4"
             count=int(row["count"]),
             state=row["state"],
             gres=row["gres"].replace("(null)", ""),
@@ -133,11 +132,12 @@ def _number(text: str) -> int | None:
 
 
 def kinds(groups: Iterable[NodeGroup]) -> list[NodeGroup]:
-    """Return one group for all nodes of a partition with one configuration, in any state."""
+    """Return one group for all nodes of a partition with the same GPUs, CPUs and memory."""
     found: dict[tuple[object, ...], NodeGroup] = {}
     for each in groups:
         kind = (each.partition, each.gres, each.cpus, each.memory_mb)
         before = found[kind].count if kind in found else 0
+        # State, features, nodes and reason are those of the last group alone: no caller reads them.
         found[kind] = dataclasses.replace(each, count=each.count + before)
     return [*found.values()]
 
@@ -145,13 +145,11 @@ def kinds(groups: Iterable[NodeGroup]) -> list[NodeGroup]:
 def associations(user: str) -> list[tuple[str, str]]:
     """Return the user's accounts, each with its only partition, or ""; [] without accounting."""
     words = ("show", "assoc", f"user={user}", "format=account,partition", "-nP")
-    lines = answer(None, "sacctmgr", *words).splitlines()
-    found = (line.partition(SEPARATOR) for line in lines)
+    found = (line.partition(SEPARATOR) for line in answer(None, "sacctmgr", *words).splitlines())
     return [(account, partition) for account, _, partition in found if account]
 
 
 # Why sbatch refuses a job
-
 
 # Patterns of sbatch's messages, and what to do; the first that is found counts.
 HINTS: Final = {
@@ -160,7 +158,7 @@ HINTS: Final = {
     r"(unrecognized|invalid) option": "check what you passed with --sbatch-arg",
     r"reservation is invalid": "list the reservations: scontrol show reservations",
     r"Invalid (feature|node name)": "list nodes and features: sinfo -o '%N %f'",
-    r"ependency": "name a job that exists, as afterok:JOBID",
+    r"ependency": "name an existing job, e.g. afterok:JOBID",
     r"Invalid --time": "write --time as minutes, HH:MM:SS or D-HH:MM:SS",
 }
 
@@ -174,11 +172,8 @@ TOO_MUCH: Final = (
 def refused(done: shell.Completed, plan: Plan) -> SubmissionError:
     """Return the error of a refused submission, with sbatch's message as its cause."""
     words = done.stderr.strip()
-    return SubmissionError(
-        "sbatch refused the job",
-        cause=words or f"sbatch exited with status {done.rc} and no message",
-        hint=tuple(_hints(words, plan)),
-    )
+    cause = words or f"sbatch exited with status {done.rc} and no message"
+    return SubmissionError("sbatch refused the job", cause=cause, hint=tuple(_hints(words, plan)))
 
 
 def _hints(words: str, plan: Plan) -> Iterator[str]:
@@ -206,8 +201,8 @@ def _hints(words: str, plan: Plan) -> Iterator[str]:
 
 
 def controller(plan: Plan) -> Finding:
-    """Ask whether slurmctld answers."""
-    name, later = "slurm.controller", "try again later; look at it with: scontrol ping"
+    """Check that slurmctld answers."""
+    name, later = "slurm.controller", "try again later; check slurmctld with: scontrol ping"
     try:
         lines = printed(plan.directive("clusters"), "scontrol", "ping").splitlines()
     except SchedulerUnreachableError as error:
@@ -227,7 +222,7 @@ def _partitions(plan: Plan) -> dict[str, list[NodeGroup]]:
 
 
 def partition(plan: Plan) -> Finding:
-    """Look for the partition of the job, and whether it is up."""
+    """Check that the partition of the job exists and is up."""
     name, here = "slurm.partition", _partitions(plan)
     known = sorted({group.partition for group in node_groups(plan.directive("clusters"))})
     if not known:
@@ -252,15 +247,15 @@ def nodes(plan: Plan) -> Finding:
     if not groups:
         return skip(name, "the partition is unknown")
     every, out = _hosts(groups), _hosts(group for group in groups if group.use is Use.OUT)
-    names, see = ",".join(here), f"read the reasons: sinfo -R -p {','.join(here)}"
+    names, hint = ",".join(here), f"read the reasons: sinfo -R -p {','.join(here)}"
     if not out:
-        return ok(name, f"no node of {names} is down or drained, of {len(every)}")
+        return ok(name, f"no node of {names} is down or drained (of {len(every)})")
     left = max(len(_hosts(each) - out) for each in here.values())
     text = f"{len(out)} of {count(len(every), 'node')} are down or drained: {_reasons(groups)}"
     if left < wanted <= len(every):  # `limits` reports a partition that is too small
         fewer = f"request fewer with --nodes {left}, or wait; " if left else "wait; "
-        return fail(name, f"{text}; {left} are left for a job of {wanted}", fewer + see)
-    return note(name, text, see)
+        return fail(name, f"{text}; {left} are left for a job of {wanted}", fewer + hint)
+    return note(name, text, hint)
 
 
 def _hosts(groups: Iterable[NodeGroup]) -> set[str]:
@@ -283,13 +278,14 @@ def limits(plan: Plan) -> Finding:
     name, here = "slurm.limits", _partitions(plan)
     if not any(here.values()):
         return skip(name, "the partition is unknown")
-    found = {each: list(_excess(plan, groups, each)) for each, groups in here.items()}
-    if all(found.values()):
-        text, hint = next(iter(found.values()))[0]
+    excess = {each: list(_excess(plan, groups, each)) for each, groups in here.items()}
+    allowing = [each for each, faults in excess.items() if not faults]
+    if not allowing:
+        first_partition, *_ = excess.values()
+        text, hint = first_partition[0]
         return fail(name, text, hint)
-    fits = next(each for each, faults in found.items() if not faults)
     asked = count(_nodes_requested(plan), "node")
-    return ok(name, f"{fits} allows {asked}, and the time and GPUs of this job")
+    return ok(name, f"{allowing[0]} allows {asked}, and the time and GPUs of this job")
 
 
 def _nodes_requested(plan: Plan) -> int:
@@ -301,7 +297,7 @@ def _excess(plan: Plan, here: list[NodeGroup], name: str) -> Iterator[tuple[str,
     """Yield what the job requests beyond what a partition has or allows, each with a hint."""
     wanted, has = _nodes_requested(plan), sum(group.count for group in here)
     most_nodes = here[0].most_nodes if here else None
-    most = min(filter(None, (has, most_nodes)), default=0)  # of those that are known
+    most = min(filter(None, (has, most_nodes)), default=0)  # None and 0 are unknown
     if wanted > most:
         text = f"{wanted} nodes are requested; partition {name} allows {most}"
         yield text, f"request fewer with --nodes {most}" if most else _LIST
@@ -311,7 +307,7 @@ def _excess(plan: Plan, here: list[NodeGroup], name: str) -> Iterator[tuple[str,
         text = f"{asked} is requested; partition {name} allows {allowed}"
         yield text, f"request less with --time {allowed}"
     gpus = max((sum(number for _, number in group.gpus) for group in here), default=0)
-    is_asked = any(line.name in ("gpus-per-node", "gres") for line in plan.directives)
-    if is_asked and plan.gpus_per_node > gpus:
+    requests_gpus = any(line.name in ("gpus-per-node", "gres") for line in plan.directives)
+    if requests_gpus and plan.gpus_per_node > gpus:
         text = f"{plan.gpus_per_node} GPUs per node are requested; nodes of {name} have {gpus}"
         yield text, f"request fewer with --gpus-per-node {gpus}" if gpus else _LIST

@@ -96,9 +96,9 @@ def _stage(paths: RunPaths, plan: Plan, srun: Sequence[str]) -> None:
 def unstageable(prefix: Path, stage: Stage) -> str:
     """Return why an environment is not staged; "" if it is."""
     if not any((prefix / name).exists() for name in ("pyvenv.cfg", "conda-meta")):
-        return f"{prefix} is neither a virtual environment nor one of conda"
+        return f"{prefix} is neither a virtual environment nor a conda environment"
     if (prefix / "conda-meta").exists() and any((prefix / "envs").glob("*")):
-        return f"{prefix} contains other environments of conda"
+        return f"{prefix} contains other conda environments"
     kind = file_system(prefix)
     if stage is Stage.AUTO and kind in LOCAL:
         return f"{prefix} is on {kind}, a local file system ('stage: tar' copies it anyway)"
@@ -145,8 +145,9 @@ def _read_directory(path: str) -> tuple[list[str], list[str]]:
 def ensure_pack(cache: Path, prefix: Path) -> Pack:
     """Return the packed environment, and make it if needed. Raises ClusterrunError and OSError."""
     cache.mkdir(mode=0o700, exist_ok=True)
-    found = cache.lstat()  # in a directory of several users
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+    status = cache.lstat()  # other users may also write to the directory that it is in
+    is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+    if not is_own or status.st_mode & 0o077:
         raise ClusterrunError(f"{cache} is not a private directory of this user")
     key = key_of(prefix)
     path, record = cache / f"{key}.tar", cache / f"{key}.json"
@@ -155,9 +156,8 @@ def ensure_pack(cache: Path, prefix: Path) -> Pack:
         if path.exists() and known.get("size") == files.size_of(path):
             os.utime(record)  # the packs that were used last are kept
             return Pack(**known)
-        say_on_stderr(
-            f"packing {prefix} for the nodes, once for all jobs of this directory of runs"
-        )
+        text = f"packing {prefix} for the nodes; later jobs with the same --run-dir reuse it"
+        say_on_stderr(text)
         by_use = sorted(cache.glob("*.json"), key=lambda each: each.stat().st_mtime)
         old = by_use[: -(KEPT_PACKS - 1)]  # with this one, KEPT_PACKS are left
         # A temporary file is of a job that was killed while it held the lock.
@@ -185,12 +185,12 @@ def _write_tar(path: Path, prefix: Path) -> str:
 
 
 def write_script(paths: RunPaths, root: str, pack: Pack) -> None:
-    """Write stage.sh, with the values of this pack; `kib` is the space that a node needs."""
+    """Write stage.sh, which unpacks into `root` on each node; `kib` is the space needed there."""
     values = {
         "root": root,
         "key": Path(pack.path).stem,
         "python": sys.executable,
-        "inside": os.path.relpath(sys.executable, sys.prefix),
+        "inside": os.path.relpath(sys.executable, sys.prefix),  # its place in the copy
         "sha": pack.sha,
         "kib": str(2 * pack.size // 1024 + SPARE_KIB),  # the packed file, the copy, and the rest
     }
@@ -205,10 +205,10 @@ def _on_nodes(srun: Sequence[str], paths: RunPaths, act: str, within_s: float) -
     Return how many nodes lack the file, and which node is unfit and why; "" if none is.
     """
     nodes = os.environ["SLURM_JOB_NUM_NODES"]
-    whole = [*srun[:-STEP_WORDS], f"--nodes={nodes}", f"--ntasks={nodes}"]
+    whole = [*srun[:-STEP_WORDS], f"--nodes={nodes}", f"--ntasks={nodes}"]  # without its command
     lines = _output([*whole, "bash", str(paths.stage_script), act], within_s).splitlines()
     unfit = [line.removeprefix("unfit: ") for line in lines if line.startswith("unfit: ")]
-    return lines.count("lacks"), next(iter(unfit), "")
+    return lines.count("lacks"), unfit[0] if unfit else ""
 
 
 def _output(argv: Sequence[str], within_s: float) -> str:

@@ -25,7 +25,7 @@ from clusterrun.shared.wording import count
 from clusterrun.verbs.find import find_record
 from clusterrun.verbs.status import wait
 
-_LINES: Final = 6  # of an error: the block fits a terminal of 24 rows
+_MOST_LINES: Final = 6  # of an error: the block fits a terminal of 24 rows
 RETRIES: Final = {
     Retry.NO: "the same configuration will fail again",
     Retry.YES: "a new attempt will probably succeed",
@@ -48,25 +48,25 @@ def closing_rows(job: JobStatus) -> Iterator[Row]:
     """Yield labels and texts about the end of a job; nothing if it completed or has not ended."""
     if job.state.is_terminal and not job.state.is_success:
         verdict = job.failure.verdict if job.failure else None
-        # `diagnose` shows all advice.
+        # Two pieces of advice are enough here: `diagnose` shows all of them.
         yield from failure_rows(job, job.failure, verdict, job.attempt, most=2)
 
 
 def failure_rows(
     job: JobStatus | None,  # None: only logs are known
-    failure: Outcome | None,
-    verdict: ShortVerdict | None,
-    attempt: int = 0,
+    failure: Outcome | None,  # as the agents reported it
+    verdict: ShortVerdict | None,  # its cause, from the logs
+    attempt: int = 0,  # the one that failed; 0: none, or unknown
     *,
     most: int | None = None,  # pieces of advice; None: all
-    followed: Iterable[str] = (),  # its consequences
+    followed: Iterable[str] = (),  # the failures that it caused
 ) -> Iterator[Row]:
     """Yield the error, its victims, its cause, `most` pieces of advice, and the loss."""
     project = os.path.join(job.record.workdir, "") if job else ""
     yield from labelled("failed", _error_lines(failure, verdict, project))
     if verdict and verdict.victims:
         yield "", f"{count(verdict.victims, 'other rank')} failed because of it"
-    if verdict and not verdict.generic:
+    if verdict and not verdict.generic:  # a generic one only says that the script failed
         yield "cause", job_view.verdict_line(verdict)
     yield from labelled("then", followed)
     name = shlex.quote(job.record.job_id or job.record.run_dir) if job else ""
@@ -75,8 +75,8 @@ def failure_rows(
     elif job and job.has_checkpoint:
         yield "next", f"clusterrun resume {name}"
     if job:
-        yield from _lost(job, attempt)
-        more = [f"clusterrun diagnose {name}"] if most else []  # it shows all advice
+        yield from _loss_rows(job, attempt)
+        more = [f"clusterrun diagnose {name}"] if most else []  # advice may be left out
         if failure or job.state is not JobState.CANCELLED:
             yield from labelled("more", [*more, f"clusterrun logs {name} --errors"])
         yield "run dir", job.record.run_dir
@@ -98,59 +98,61 @@ def _next_steps(
         if advice.run:
             yield Command(f"  {advice.run}")
     retry = retry_of(verdict, run)
-    if not (verdict.generic and retry is Retry.MAYBE):  # the script's error has to be corrected
+    is_script_error = verdict.generic and retry is Retry.MAYBE
+    if not is_script_error:  # such an error has to be corrected first
         yield RETRIES[retry]
 
 
-def _lost(job: JobStatus, attempt: int) -> Iterator[Row]:
-    """Yield what an attempt that did not complete has lost, and why none followed."""
-    found = next((each for each in job.attempts if each.number == attempt), None)
-    last = found.outcome if found else None
-    if found is None or last is None or last.cause is Cause.COMPLETED:
+def _loss_rows(job: JobStatus, attempt: int) -> Iterator[Row]:
+    """Yield what an attempt that did not complete has lost, and why no other attempt followed."""
+    summary = next((each for each in job.attempts if each.number == attempt), None)
+    end = summary.outcome if summary else None
+    if summary is None or end is None or end.cause is Cause.COMPLETED:
         return
-    if found.lost_steps:
-        saved = "" if last.checkpoint is None else f": the newest checkpoint is {last.checkpoint}"
-        yield "lost", f"{job_view.lost_steps(found)}{saved}"
-    elif last.checkpoint is None and last.is_handled:
+    if summary.lost_steps:
+        saved = "" if end.checkpoint is None else f": the newest checkpoint is {end.checkpoint}"
+        yield "lost", f"{job_view.lost_steps(summary)}{saved}"
+    elif end.checkpoint is None and end.is_handled:
         yield "ended", "in the script's own signal handler"
-    elif last.checkpoint is None and last.step:
-        yield "lost", f"all {count(last.step, 'step')}, unless the script saved its own checkpoints"
-    if last.next is Next.STOP and last.why not in ("", last.reason):
-        yield "no restart", last.why + (f" [{last.rule.value}]" if last.rule else "")
+    elif end.checkpoint is None and end.step:
+        yield "lost", f"all {count(end.step, 'step')}, unless the script saved its own checkpoints"
+    if end.next is Next.STOP and end.why not in ("", end.reason):  # more than how it ended
+        yield "no restart", end.why + (f" [{end.rule.value}]" if end.rule else "")
 
 
 def _error_lines(
     failure: Outcome | None, verdict: ShortVerdict | None, project: str
 ) -> Iterator[str]:
     """Yield the error that began the failure, with its rank; then file (in `project`) and line."""
-    place = verdict.frame if verdict else ""
-    if verdict and not (failure and _is_agents_error(failure, verdict)):
-        yield ": ".join(filter(None, (verdict.place, job_view.cut(verdict.text))))
-    elif failure:
-        hints = hints_of(failure, verdict)  # the rows `next` show them
+    line_of_code = verdict.frame if verdict else ""
+    if failure and (verdict is None or _is_agents_error(failure, verdict)):
+        hints = hints_of(failure, verdict)  # they are printed as advice, in the rows `next`
         lines = [x for x in job_view.failure_lines(failure) if x.removeprefix(HINT) not in hints]
-        yield from map(job_view.cut, lines[:_LINES])
-        place = f"at {failure.where}" if failure.where else place
-    ranks = len(verdict.ranks) if verdict and verdict.generic else 0  # else row `cause` has them
+        yield from map(job_view.cut, lines[:_MOST_LINES])
+        line_of_code = f"at {failure.where}" if failure.where else line_of_code
+    elif verdict:
+        yield ": ".join(filter(None, (verdict.place, job_view.cut(verdict.text))))
+    # The row `cause` names the ranks, but a generic verdict has no such row.
+    ranks = len(verdict.ranks) if verdict and verdict.generic else 0
     alike = max(ranks, failure.alike if failure else 0)
     others = f"as on {count(alike - 1, 'other rank')}" if alike > 1 else ""
-    if where := ", ".join(filter(None, (place.replace(project, "", 1), others))):
+    if where := ", ".join(filter(None, (line_of_code.replace(project, "", 1), others))):
         yield where
 
 
 def _is_agents_error(failure: Outcome, verdict: ShortVerdict) -> bool:
-    """Return whether the agents report the error that began the failure, not only the log."""
-    if not verdict.text or verdict.is_reported:
+    """Return whether the error that the agents report began the failure, not one in the logs."""
+    if not verdict.text or verdict.is_reported:  # no first sign, or one from the agents
         return True
-    # Else the log says more: this rank only exited, or the error of another began the failure.
+    # The logs say more if this rank only exited, or if another rank's error began the failure.
     return failure.cause is not Cause.EXIT and failure.rank in (verdict.ranks or (failure.rank,))
 
 
 def await_end(record: JobRecord, data: dict[str, Any] | None, *, follow: bool) -> int:
     """Follow or wait for a job, and return its own exit status; 1 if it has none and failed.
 
-    `data` describes its submission for JSON, None without: at the end, also after Ctrl-C, it is
-    printed together with the end.
+    `data` describes the submission for JSON (None: no JSON). It is printed with the job's end
+    added, and after Ctrl-C without it.
     """
     _pass_warnings_on(record)
     how_to_end = f"  to end it, run: clusterrun cancel --checkpoint {record.job_id}"
@@ -159,8 +161,7 @@ def await_end(record: JobRecord, data: dict[str, Any] | None, *, follow: bool) -
         return Exit.INTERRUPTED
     end: dict[str, Any] = {}
     try:
-        pause = job_view.WaitLine().pause
-        ended = wait(record, stuck=job_view.warn_stuck, rest=pause)
+        ended = wait(record, stuck=job_view.warn_stuck, rest=job_view.WaitLine().pause)
         end = job_view.end_object(ended)
     except KeyboardInterrupt:
         output.say_interrupted(f"job {record.job_id} keeps running")
@@ -177,24 +178,24 @@ def await_end(record: JobRecord, data: dict[str, Any] | None, *, follow: bool) -
 
 
 def _pass_warnings_on(record: JobRecord) -> None:
-    """In an allocation, have the ranks save when its scheduler warns this process."""
-    if record.cluster.scheduler.outlives_shell:
+    """In an allocation, make the ranks save a checkpoint when its scheduler warns this process."""
+    is_allocation = not record.cluster.scheduler.outlives_shell
+    if not is_allocation:  # the job does not depend on this process
         return
     from clusterrun.backends.hosts.backend import HostsBackend  # slow to import
 
     backend = HostsBackend(runs_dir=record.paths.runs_dir)
-    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
-        signal.signal(number, lambda *_: backend.signal(record.job_id, signal.SIGUSR2))
+    for warning in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
+        signal.signal(warning, lambda *_: backend.signal(record.job_id, signal.SIGUSR2))
 
 
 def _follow(record: JobRecord) -> int:
-    """Print the logs as `logs --follow` does; of a resumed run, only those of the next attempt."""
+    """Run `logs --follow`, for a resumed run without old lines; return its exit status."""
     from clusterrun.cli import logs
 
     newest = record.paths.newest_attempt()
-    is_resumed = bool(newest) and record.paths.earlier_end(newest).exists()
-    tail = ["-n", "0"] if is_resumed else []
-    args = ["--follow", *tail, record.run_dir]
+    is_resumed = bool(newest) and record.paths.earlier_end(newest).exists()  # kept by `resume`
+    args = ["--follow", *(["-n", "0"] if is_resumed else []), record.run_dir]
     with logs.command.make_context("logs", args, parent=click.get_current_context()) as inner:
         status: int = logs.command.invoke(inner)
     return status

@@ -23,10 +23,10 @@ def jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Co
     from clusterrun.rundir.record import list_records
     from clusterrun.verbs.find import places_of_runs
 
-    own, *others = places_of_runs()
-    found = list_records(own, NEWEST_JOBS)
-    found = found or [each for place in others for each in list_records(place, 1)]
-    started = [each for each in found if each.job_id]
+    own, *others = places_of_runs()  # of this project and of others
+    records = list_records(own, NEWEST_JOBS)
+    records = records or [newest for place in others for newest in list_records(place, 1)]
+    started = [each for each in records if each.job_id]
     words = dict.fromkeys((*(each.job_id for each in started), *(each.name for each in started)))
     offered = (word for word in words if word.startswith(incomplete) and re.match(_PLAIN, word))
     return [CompletionItem(word) for word in offered]

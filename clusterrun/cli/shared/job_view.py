@@ -29,7 +29,7 @@ from clusterrun.shared.durations import clock
 from clusterrun.shared.hostlist import fold_hosts, fold_ranks, named, parse_hostlist
 from clusterrun.shared.state import JobState
 from clusterrun.shared.wording import count
-from clusterrun.verbs.find import FORWARDED, is_elsewhere, locate, refuse_elsewhere
+from clusterrun.verbs.find import FORWARDED, is_of_other_project, locate, refuse_elsewhere
 
 _TRACEBACK = "Traceback (most recent call last):"
 
@@ -57,7 +57,8 @@ def locate_announced(job: str | None) -> JobRecord:
     is_name = job == record.name and job not in record.job_ids
     namesakes = list_records(record.paths.runs_dir, 2, name=job) if is_name else ()
     newest = ", newest of its name" if len(namesakes) > 1 else ""
-    place = f" of {record.workdir}" if not os.path.exists(job) and is_elsewhere(record) else ""
+    is_path = os.path.exists(job)  # a path already shows the project of the run
+    place = f" of {record.workdir}" if not is_path and is_of_other_project(record) else ""
     if newest or place:
         output.say(f"using job {record.job_id} ({record.name}{newest}){place}")
     return record
@@ -69,7 +70,7 @@ def failure_text(failure: Outcome) -> str:
 
 
 def how_it_ended(outcome: Outcome, why: str = "") -> str:
-    """Return why an attempt ended, or its cause, and at which step."""
+    """Return `why` an attempt ended (by default, its cause), and at which step."""
     how = why or outcome.cause.value.replace("_", " ")
     return how if outcome.step is None else f"{how} at step {outcome.step}"
 
@@ -94,27 +95,27 @@ def failure_lines(failure: Outcome) -> Iterator[str]:
     how = f"exit {failure.code}" if failure.code else ""
     if failure.signal:  # a rank's message names its signal
         how = "" if failure.cause is Cause.SIGNAL else f"killed by signal {failure.signal}"
-    who = _who(failure) if failure.message else ""  # else the reason names it
+    who = _who(failure) if failure.message else ""  # the reason names the rank itself
     text = ": ".join(part for part in (who, how, failure.message or failure.reason) if part)
     in_traceback = False
     for line in text.splitlines():
+        # A traceback ends before the first line that is neither indented nor empty: the exception.
         in_traceback = line.endswith(_TRACEBACK) or (in_traceback and line[:1] in ("", " "))
         if line.strip() and not in_traceback:
             yield line
 
 
-def choose_attempts(name: str, known: list[int], wanted: int | str | None) -> list[int]:
+def choose_attempts(title: str, known: list[int], wanted: int | str | None) -> list[int]:
     """Return the wanted `known` attempts, oldest first; [] before the start. Raises UsageError."""
     if wanted is None:  # the newest
         return known[-1:]
     if isinstance(wanted, str):  # "all"
         return known
-    number = wanted if wanted > 0 else max(known, default=0) + wanted
+    number = wanted if wanted > 0 else max(known, default=0) + wanted  # -1: before the newest
     if number not in known:
-        hint = f"choose from {fold_ranks(known)}" if known[1:] else "choose 1"
-        raise UsageError(
-            f"{name} has no attempt {wanted}", hint=hint if known else "wait until it starts"
-        )
+        hint = f"choose from {fold_ranks(known)}" if len(known) > 1 else "choose 1"
+        hint = hint if known else "wait until it starts"
+        raise UsageError(f"{title} has no attempt {wanted}", hint=hint)
     return [number]
 
 
@@ -178,7 +179,7 @@ def facts(job: JobStatus) -> list[str]:
 
 
 def fact_text(fact: Fact) -> str:
-    """Return one fact in words, with the request and the limit."""
+    """Return one fact in words; by its kind, `detail` is a GPU type, a reason or a name."""
     where = f"partition '{fact.partition}'"
     with_gpus = f" with {fact.detail} GPUs" if fact.detail else ""
     asked = f"{count(fact.asked or 0, 'node')}{with_gpus}"
@@ -195,23 +196,23 @@ def fact_text(fact: Fact) -> str:
         span = f"from {local_time(fact.start or 0)} to {local_time(fact.end or 0)}"
         return f"{kind} '{fact.detail}'{nodes}: {span}"
     if fact.kind is FactKind.TOO_LONG:
-        asked = "no --time" if fact.asked is None else f"--time {clock(fact.asked)}"
-        return f"{asked}, {where} allows {clock(fact.limit or 0)}"
+        limit = "no --time" if fact.asked is None else f"--time {clock(fact.asked)}"
+        return f"{limit}, {where} allows {clock(fact.limit or 0)}"
     # Only TOO_MANY_NODES is left.
     return f"{asked} requested, {where} offers at most {fact.limit}"
 
 
 def sooner(job: JobStatus) -> Iterator[str]:
-    """Yield what may start sooner, each with its command; at the end, how to drop this job."""
+    """Yield changes that may start a job sooner, with their commands; then how to drop the job."""
     changes = job.outlook.sooner if job.outlook else ()
     yield from (f"{_why(change)}: {command(change, job)}" for change in changes)
     if changes and not job.has_checkpoint:
-        yield f"that starts a new run; to drop this job: clusterrun cancel {job.record.job_id}"
+        yield f"resubmit starts a new run; to end this job: clusterrun cancel {job.record.job_id}"
 
 
 def _why(change: Sooner) -> str:
     """Return why a change may start the job sooner."""
-    if change.idle is None:
+    if change.idle is None:  # only the time limit changes
         return f"with a time limit of {clock(change.limit_s or 0)}"
     are = f"{count(change.idle, 'node')} {'is' if change.idle == 1 else 'are'} idle now"
     where = f" in partition '{change.partition}'" if change.partition else ""
@@ -223,7 +224,7 @@ def command(change: Sooner, job: JobStatus) -> str:
     """Return the command for a change; a run with a checkpoint is resumed from there."""
     limit = clock(change.limit_s) if change.limit_s else ""
     given = {"--partition": change.partition, "--nodes": change.nodes, "--time": limit}
-    options = shlex.join(x for name, value in given.items() if value for x in (name, str(value)))
+    options = " ".join(f"{key} {shlex.quote(str(value))}" for key, value in given.items() if value)
     name = job.record.job_id
     if job.has_checkpoint:
         return f"clusterrun cancel {name} && clusterrun resume {name} {options}"
@@ -239,7 +240,7 @@ def warn_stuck(job: JobStatus) -> None:
 # How far a job is
 
 SILENCE_S = 10.0  # a step is reported at most once a second
-SILENT_STEPS = 3  # for steps that take longer
+SILENT_STEPS = 3  # or the time of so many steps, if they take longer
 
 
 def steps_done(progress: TrainingProgress) -> str:
@@ -266,10 +267,11 @@ def eta_s(job: JobStatus) -> float | None:
 
 
 def silence(progress: TrainingProgress) -> str:
-    """Return how long ago the last step ended, if unusually long; the time left is then unknown."""
+    """Return `last reported 00:02:31 ago` if no step has ended for unusually long, else ""."""
     silent_s = time.time() - (progress.reported_at or 0.0)
     step_s = 1.0 / progress.rate_per_s if progress.rate_per_s else SILENCE_S
-    if silent_s <= max(SILENCE_S, SILENT_STEPS * step_s) or progress.step in (None, progress.total):
+    is_usual = silent_s <= max(SILENCE_S, SILENT_STEPS * step_s)
+    if is_usual or progress.step in (None, progress.total):  # at the total, no step follows
         return ""
     verb = "moved" if progress.source is ProgressSource.OUTPUT else "reported"
     return f"last {verb} {clock(silent_s)} ago"
@@ -283,7 +285,7 @@ def output_age_s(progress: TrainingProgress) -> float | None:
 
 
 def usage_lines(job: JobStatus) -> Iterator[tuple[str, str]]:
-    """Yield the label and text of the fullest memories: now, or of an ended job the peaks."""
+    """Yield the row of the fullest host and GPU memory: now, or for an ended job, at its peak."""
     hosts, gpus, is_over = [], [], job.state.is_terminal
     for node, each in job.usage.items():
         used = each.host_peak_bytes if is_over else each.host_bytes
@@ -315,18 +317,18 @@ _UNTIL = {
 
 
 def startup_lines(job: JobStatus) -> Iterator[tuple[str, str]]:
-    """Yield the label and text of the newest attempt's start: `42 s to the first step: …`."""
+    """Yield a row such as `42 s to the first step: …` on the newest start, unless the job waits."""
     newest = job.attempts[-1] if job.attempts and job.pending is None else None
     startup = newest.startup if newest else None
     if newest is None or startup is None or not startup.phases:
         return
     label, since = "start", ""
     if startup.is_restart:
-        event = "failure" if startup.phases[0][0] is Phase.STOP else "end"
+        event = "failure" if startup.phases[0][0] is Phase.STOP else "end"  # STOP: it failed
         label, since = "restart", f" from the {event} of attempt {newest.number - 1}"
     until = _UNTIL.get(startup.phases[-1][0], "")
-    long = ((phase.value, taken) for phase, taken in startup.phases if taken >= SHOWN_S)
-    phases = ", ".join(f"{name} {seconds(taken)}" for name, taken in long).replace("_", " ")
+    shown = ((phase.value, took_s) for phase, took_s in startup.phases if took_s >= SHOWN_S)
+    phases = ", ".join(f"{name} {seconds(took_s)}" for name, took_s in shown).replace("_", " ")
     yield label, f"{seconds(startup.total_s)}{since} {until}: {phases}"
 
 
@@ -344,7 +346,7 @@ _NEXT = {  # what a start does after a phase
     Phase.PREFLIGHT: "importing torch",
     Phase.FORGE: "waiting for the other nodes",
     Phase.AGENTS: "starting the ranks",
-    Phase.LAUNCHER: "the script imports, ranks join",
+    Phase.LAUNCHER: "importing modules, joining the ranks",
 }
 
 
@@ -375,15 +377,16 @@ class WaitLine:
 
 def activity(job: JobStatus) -> str:
     """Return what a job does. Its files show the start sooner than the scheduler does."""
-    record, state, progress = job.record, job.state, job.progress
-    found, paths = read_evidence(record.paths), record.paths
-    has_begun = bool(found.attempt) and not paths.outcome(found.attempt).exists()
-    may_start = has_begun and state in (JobState.PENDING, JobState.CONFIGURING)
-    if not (may_start or state is JobState.RUNNING):
+    record, progress, paths = job.record, job.progress, job.record.paths
+    state, evidence = job.state, read_evidence(paths)
+    has_begun = bool(evidence.attempt) and not paths.outcome(evidence.attempt).exists()
+    is_starting = has_begun and state in (JobState.PENDING, JobState.CONFIGURING)
+    if state is not JobState.RUNNING and not is_starting:
         why = where_or_why(job) if job.pending else ""
         return ": ".join(filter(None, (state.value.lower(), why)))
-    reached = found.reached if has_begun else None
-    if reached in _NEXT and progress.step is None and progress.output_at is None:  # no output
+    reached = evidence.reached if has_begun else None  # the newest phase that has ended
+    has_output = progress.step is not None or progress.output_at is not None
+    if reached in _NEXT and not has_output:
         ready = min(len([*paths.events_dir.glob("*.jsonl")]), record.nodes)  # agents that started
         return f"starting: {ready} of {count(record.nodes, 'node')}, {_NEXT[reached]}"
     done = ", ".join(filter(None, (steps_done(progress), rate(progress))))
@@ -404,7 +407,7 @@ def job_object(job: JobStatus) -> dict[str, Any]:
         **{name: getattr(record, name) for name in _OF_RECORD},
         **{name: getattr(job, name) for name in _OF_JOB},
         **{name: timestamp(getattr(job, name)) for name in ("expected_start", "start", "end")},
-        "run_dir": (record.home or record).run_dir,
+        "run_dir": (record.home or record).run_dir,  # on the host that has it
         "backend": record.cluster.value,
         "cluster": record.slurm_cluster,
         **end_object(job),
@@ -423,14 +426,14 @@ def job_object(job: JobStatus) -> dict[str, Any]:
 
 
 def _progress(job: JobStatus) -> dict[str, Any]:
-    progress, left_s, silent_s = job.progress, eta_s(job), output_age_s(job.progress)
+    progress, left_s, output_s = job.progress, eta_s(job), output_age_s(job.progress)
     return {
         **{name: getattr(progress, name) for name in ("step", "total", "rate_per_s")},
         "eta_s": None if left_s is None else round(left_s, 1),
         "source": None if progress.step is None else progress.source.value,
         "bar": progress.bar or None,
         "reported": timestamp(progress.reported_at),
-        "last_output_s": None if silent_s is None else round(silent_s, 1),
+        "last_output_s": None if output_s is None else round(output_s, 1),
         "metrics": dict(progress.metrics),
     }
 
@@ -494,7 +497,7 @@ def _usage(node: str, sample: Sample) -> dict[str, Any]:
 
 
 def outlook_object(job: JobStatus) -> dict[str, Any]:
-    """Describe the facts and the changes for JSON; both are empty unless they were asked for."""
+    """Describe for JSON facts about a wait and changes that may end it; [] if not looked up."""
     outlook = job.outlook or Outlook()
     facts = [
         {

@@ -22,8 +22,8 @@ from clusterrun.errors import UsageError
 if TYPE_CHECKING:
     from clusterrun.estimates.inputs import Setup
 
-_TYPED: Final = "clusterrun.typed"
-_REPLACED: Final = "clusterrun.replaced"  # the script's new arguments, after `--`
+_TYPED: Final = "clusterrun.typed"  # all words after the verb
+_NEW_ARGS: Final = "clusterrun.replaced"  # the script's new arguments, after `--`
 _WIDEST: Final = 30  # characters; longer choices go into the help text
 _METAVARS: Final = {
     **{Kind.TEXT: "TEXT", Kind.PATH: "PATH", Kind.REAL: "X", Kind.BYTES: "SIZE"},
@@ -114,7 +114,7 @@ class HowToAnswer(NamedTuple):
 
 
 def answer_options(function: _Function) -> _Function:
-    """Give a verb the options of an answer; it receives them as `answer: HowToAnswer`."""
+    """Add --json, --parsable, -y, --wait and --follow to a verb; it gets `answer: HowToAnswer`."""
 
     @functools.wraps(function)
     def command(*args: Any, **kwargs: Any) -> Any:
@@ -132,7 +132,7 @@ def answer_options(function: _Function) -> _Function:
 exclude_bad_option = submission_option(
     "--exclude-bad",
     is_flag=True,
-    help="exclude nodes that were lost, or on which a rank was stuck twice",
+    help="exclude nodes that were lost, unfit or at fault, or on which a rank was stuck twice",
 )
 
 
@@ -142,7 +142,7 @@ class JobCommand(GroupedCommand):
     unlisted = OF_A_JOB
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Keep the words as typed, since origins name the spelling."""
+        """Keep the words as typed, for messages, and refuse a launcher as the module."""
         ctx.meta[_TYPED] = list(args)
         spellings.refuse_launcher_module(args, ctx)
         return super().parse_args(ctx, args)
@@ -155,7 +155,7 @@ class ContinueCommand(JobCommand):
         """Take what follows the first `--` for the script."""
         if "--" in args:
             at = args.index("--")
-            ctx.meta[_REPLACED] = tuple(args[at + 1 :])
+            ctx.meta[_NEW_ARGS] = tuple(args[at + 1 :])
             args = args[:at]
         return super().parse_args(ctx, args)
 
@@ -222,8 +222,8 @@ def _field_option(declared: Field) -> Callable[[Any], Any]:
         "shell_complete": click.Choice(words).shell_complete if words else None,
     }
     if is_wide:
-        what, mark, default = declared.help.partition("  [")
-        settings["help"] = f"{what}: {', '.join(words)}{mark}{default}"
+        what, bracket, default = declared.help.partition("  [")  # the default stays at the end
+        settings["help"] = f"{what}: {', '.join(words)}{bracket}{default}"
     if declared.kind is Kind.FLAG:
         settings["is_flag"] = True
     else:
@@ -269,35 +269,36 @@ def _collect(ctx: click.Context, kwargs: dict[str, Any], fields: Sequence[Field]
     for declared in fields:
         value = kwargs.pop(declared.name)
         if ctx.get_parameter_source(declared.name) is ParameterSource.COMMANDLINE:
-            long = next(flag for flag in declared.flags if flag.startswith("--"))
-            on, _, off = long.partition("/")  # of --grad-ckpt/--no-grad-ckpt, or only --nodes
+            long_name = next(flag for flag in declared.flags if flag.startswith("--"))
+            on, _, off = long_name.partition("/")  # --grad-ckpt/--no-grad-ckpt, or only --nodes
             flag = off if off and value is False else on
-            if declared.kind is Kind.TEXT and str(value).startswith("--"):  # the next option
+            # Such a value is the next option: click takes it if the text of this one is missing.
+            if declared.kind is Kind.TEXT and str(value).startswith("--"):
                 hint = f"{', '.join(declared.flags)}: {declared.help}"
                 raise UsageError(f"{flag} has no value before {value}", hint=hint)
             flags[declared.name] = Given(value=value, flag=flag)
-    notes = _checked(ctx, words, flags.get("module")) if words else ()
-    flags.update(_entry(words, has_module="module" in flags))
-    if _REPLACED in ctx.meta:
-        flags["args"] = Given(value=ctx.meta[_REPLACED])
+    notes = _check_words(ctx, words, flags.get("module")) if words else ()
+    flags.update(_script_and_args(words, has_module="module" in flags))
+    if _NEW_ARGS in ctx.meta:
+        flags["args"] = Given(value=ctx.meta[_NEW_ARGS])
     config_file, profile = (kwargs.pop(name, None) for name in ("config_file", "profile"))
     return JobOptions(flags, config_file, profile, kwargs.pop("overrides"), notes)
 
 
-def _checked(ctx: click.Context, words: Sequence[str], module: Given | None) -> tuple[str, ...]:
-    """Refuse words that belong before the script; return notes. Raises UsageError."""
-    before = ctx.meta[_TYPED][: -len(words)]
-    if not module and not words[0].startswith("-"):
-        own = [word for word in before if word != "--"]
-        spellings.refuse_other_program(words, ctx.info_name or "", own)
-    if before[-1:] == ["--"] or words[0].startswith("--"):  # every word is for the script
+def _check_words(ctx: click.Context, words: Sequence[str], module: Given | None) -> tuple[str, ...]:
+    """Refuse words that belong before the script; return notes on others. Raises UsageError."""
+    before = ctx.meta[_TYPED][: -len(words)]  # what was typed before them
+    if not module and not words[0].startswith("-"):  # the first word is the script
+        own_options = [word for word in before if word != "--"]
+        spellings.refuse_other_program(words, ctx.info_name or "", own_options)
+    if before[-1:] == ["--"]:  # every word is for the script
         return ()
-    if module:
+    if module:  # every word is an argument
         return spellings.refuse_misplaced(ctx, before, str(module.value), words, is_module=True)
     return spellings.refuse_misplaced(ctx, before, words[0], words[1:], is_module=False)
 
 
-def _entry(words: Sequence[str], *, has_module: bool) -> dict[str, Any]:
+def _script_and_args(words: Sequence[str], *, has_module: bool) -> dict[str, Any]:
     """Split `[SCRIPT] [--] [ARGS]...`; words that begin with a dash go to the configured script."""
     if not words:
         return {}

@@ -116,7 +116,7 @@ def confirm(question: str, deed: str, *, yes: str, otherwise: str) -> None:
 def answer(text: str, *, indent: int | None = None, wraps: bool = True) -> None:
     """Print the result of the command on stdout; a terminal gets lines of its width.
 
-    The lines that follow have an `indent`. Text to copy whole, such as a command, never wraps.
+    Further lines of a text begin after `indent` spaces. A command must not wrap: people copy it.
     """
     _print(text, err=False, indent=indent, wraps=wraps)
 
@@ -211,7 +211,7 @@ def answer_json(data: Mapping[str, Any]) -> None:
 def answer_table(
     head: Sequence[str], rows: Sequence[Sequence[str]], *, spare: Sequence[str] = ()
 ) -> None:
-    """Print padded columns; with `spare` columns, rows are fitted to a terminal, else they wrap."""
+    """Print padded columns. On a terminal, rows wrap, or fit if `spare` columns may be left out."""
     table, width = [head, *rows], width_of(sys.stdout)
     if spare and width is not None:
         safe = [[strip_controls(" ".join(x.split()), keep_colours=False) for x in r] for r in table]
@@ -244,7 +244,7 @@ def print_error(error: ClusterrunError, *, is_answer: bool = True) -> None:
 def _error_text(error: ClusterrunError) -> str:
     """Write the failure with its place and a short cause; below it a long cause, and the hints."""
     causes, where = (error.cause or "").strip().splitlines(), error.where or ""
-    if where.removeprefix("env ") in error.message:
+    if where.removeprefix("env ") in error.message:  # as of "env CLUSTERRUN_NODES"
         where = ""  # the message names it
     short = causes if len(causes) == 1 else []
     lines = [": ".join(filter(None, (where, error.message, *short)))]
@@ -281,8 +281,8 @@ def _write(text: str, *, err: bool) -> None:
 
 
 LEAST: Final = 8  # a narrower terminal shows nothing useful
-_SHORTEST: Final = 4  # columns of a cell
-_LONGEST: Final = 24  # of a cell, where other columns are left out
+_SHORTEST: Final = 4  # columns to which a cell may be cut
+_LONGEST: Final = 24  # columns to which cells are cut before a spare column is left out
 _SGR: Final = r"\x1b\[[0-9;:]*m"  # compiled at its first use
 _PIECE: Final = rf"{_SGR}|(?s:.)"
 _WORD: Final = r" *[^ ]+"
@@ -290,19 +290,19 @@ _LABEL: Final = r" *\S+(?: \S+)*  +|  +"
 
 
 def width_of(stream: TextIO | None) -> int | None:
-    """Return the columns of a terminal; None if the stream is none, or does not say."""
+    """Return the width of a terminal; None for any other stream, or if the width is unknown."""
     if stream is None or not stream.isatty():
         return None
-    asked = os.environ.get("COLUMNS", "")
+    given = os.environ.get("COLUMNS", "")
     try:
-        found = int(asked) if asked.isdecimal() else os.get_terminal_size(stream.fileno()).columns
+        width = int(given) if given.isdecimal() else os.get_terminal_size(stream.fileno()).columns
     except (OSError, ValueError):
         return None
-    return max(found, LEAST) if found else None
+    return max(width, LEAST) if width else None
 
 
 def cells(text: str) -> int:
-    """Return how many columns a text takes, or more: marks that join a letter count."""
+    """Return the columns that a text takes; an overestimate if it has combining marks."""
     text = re.sub(_SGR, "", text)
     if text.isascii():
         return len(text)
@@ -310,7 +310,7 @@ def cells(text: str) -> int:
 
 
 def wrapped(line: str, width: int, indent: int | None = None) -> Iterator[str]:
-    """Yield a line as lines of a width; those that follow begin below the text of its label."""
+    """Yield a line wrapped to a width; the rest begins at `indent` (None: below a label's text)."""
     line = line.expandtabs()
     if cells(line) <= width:
         yield line
@@ -338,7 +338,7 @@ def shortened(text: str, width: int) -> str:
 
 
 def _split(text: str, width: int) -> tuple[str, str]:
-    """Split a text after so many columns; colours take none and stay whole."""
+    """Split a text after `width` columns; colour codes take no column and stay whole."""
     used = 0
     for piece in re.finditer(_PIECE, text):
         used += cells(piece[0])
@@ -350,12 +350,12 @@ def _split(text: str, width: int) -> tuple[str, str]:
 def fitted(
     table: Sequence[Sequence[str]], width: int, spare: Collection[str]
 ) -> list[tuple[str, ...]]:
-    """Return a table whose rows have a width at most; the first row is the head.
+    """Return a table whose rows have at most a width; the first row is the head.
 
     Columns named in `spare` are left out one by one, in that order; then the widest cells are cut.
     """
     columns = [list(column) for column in zip(*table, strict=True)]
-    for name in spare:
+    for name in spare:  # long cells are cut before a column is left out
         if _line_width([min(max(map(cells, column)), _LONGEST) for column in columns]) > width:
             columns = [column for column in columns if column[0] != name]
     widths = [max(map(cells, column)) for column in columns]

@@ -47,7 +47,7 @@ from clusterrun.verbs.status import wait
 _KEYS: Final = "[l]ogs [e]rrors [s]tacks [c]heckpoint and end [x] cancel [q]uit"
 _MANY: Final = 32  # more nodes have a cell each, and only the worst have rows
 _WORST: Final = 20
-_ALERTS: Final = 2  # nodes whose alerts are described
+_MOST_DESCRIBED: Final = 2  # nodes whose alerts are described
 _READ_LINES: Final = 100
 _LOG_LINES: Final = 3  # for which the rows of nodes leave room
 _SPARKS: Final = "▁▂▃▄▅▆▇█"
@@ -67,32 +67,33 @@ class Trouble(NamedTuple):
         return self.silent_s > 0 or self.alerts > 0
 
 
-def screen(job: JobStatus, plan: str, width: int, height: int | None = None) -> Group:
+def screen(job: JobStatus, planned_rate: str, width: int, height: int | None = None) -> Group:
     """Return what to print, safe for any terminal; without a height, all of it.
 
     Rows of nodes and the newest log lines share what is left of the height.
     """
-    job, evidence = job if job.usage else with_usage(job), read_evidence(job.record.paths)
-    silent_s = silent(job.usage, time.time()) if job.state is JobState.RUNNING else {}
+    job = job if job.usage else with_usage(job)
+    evidence = read_evidence(job.record.paths)
+    silences_s = silent(job.usage, time.time()) if job.state is JobState.RUNNING else {}
     nodes = {
-        name: Trouble(silent_s.get(name, 0.0), len(sample.alerts), sample.fullest_percent)
+        name: Trouble(silences_s.get(name, 0.0), len(sample.alerts), sample.fullest_percent)
         for name, sample in sorted(job.usage.items(), key=lambda item: natural_key(item[0]))
     }
     logs = _last_lines(job.record, evidence.attempt)
-    curve = evidence.losses or [float(loss) for line in logs for loss in losses_in(line)]
-    lines = [_line(_head(job), "bold"), *_answers(job, nodes)]
-    lines += map(_line, _training(job, plan, evidence, curve))
+    losses = evidence.losses or [float(loss) for line in logs for loss in losses_in(line)]
+    lines = [_line(_head(job), "bold"), *_problem_lines(job, nodes)]
+    lines += map(_line, _training(job, planned_rate, evidence, losses))
     if len(nodes) > _MANY:
         lines.append(_line(_strip(nodes, job.usage, width)))
     room = len(nodes) + 8  # all nodes, and some log lines
     if height is not None:
         room = max(0, height - len(lines) - 2)  # the head of the table, the keys
-    rows = _WORST if len(nodes) > _MANY else len(nodes)
-    rows = min(rows, max(0, room - min(_LOG_LINES, len(logs))))
-    log_lines = min(len(logs), room - rows)
+    node_rows = _WORST if len(nodes) > _MANY else len(nodes)
+    node_rows = min(node_rows, max(0, room - min(_LOG_LINES, len(logs))))
+    log_rows = min(len(logs), room - node_rows)
     keys = [] if height is None else [_line(_KEYS, "dim")]
-    tables = [_table(nodes, rows, job.usage)] if rows else []
-    return Group(*lines, *tables, *map(_line, logs[len(logs) - log_lines :]), *keys)
+    tables = [_table(nodes, node_rows, job.usage)] if node_rows else []
+    return Group(*lines, *tables, *map(_line, logs[len(logs) - log_rows :]), *keys)
 
 
 def _line(text: str, style: str = "") -> Text:
@@ -123,7 +124,7 @@ def _head(job: JobStatus) -> str:
     return "  ".join(filter(None, (f"job {job.record.job_id or '-'}", *parts)))
 
 
-def _answers(job: JobStatus, nodes: Mapping[str, Trouble]) -> list[Text]:
+def _problem_lines(job: JobStatus, nodes: Mapping[str, Trouble]) -> list[Text]:
     """Return what is wrong; if nothing is, that all is well, or what the job does."""
     runs = job.state is JobState.RUNNING
     wrong = [job_view.failure_text(job.failure)] if job.failure else []
@@ -139,24 +140,26 @@ def _answers(job: JobStatus, nodes: Mapping[str, Trouble]) -> list[Text]:
 def _warnings(job: JobStatus, nodes: Mapping[str, Trouble]) -> Iterator[str]:
     """Yield why a running job is not well: silence, idle GPUs, and the alerts of a few nodes."""
     alerts = [alert.kind for each in job.usage.values() for alert in each.alerts]
-    if job.reason:
+    if job.reason:  # the scheduler's, for this state
         yield job.reason
-    if quiet := {name: found.silent_s for name, found in nodes.items() if found.silent_s}:
+    if quiet := {name: trouble.silent_s for name, trouble in nodes.items() if trouble.silent_s}:
         yield f"{fold_hosts(quiet)}: no sample for {clock(max(quiet.values()))}"
     if text := job_view.silence(job.progress):
         yield f"training: {text}"
     if idle := alerts.count(AlertKind.GPU_IDLE):
         yield f"{idle} of {count(sum(len(each.gpus) for each in job.usage.values()), 'GPU')} idle"
-    alerting = [node for node, found in nodes.items() if found.alerts]
+    alerting = [node for node, trouble in nodes.items() if trouble.alerts]
     worst = sorted(alerting, key=nodes.__getitem__, reverse=True)
-    for node in worst[:_ALERTS]:
+    for node in worst[:_MOST_DESCRIBED]:
         yield f"{node}: {'; '.join(alert_texts(job.usage[node].alerts, job.usage[node]))}"
-    if worst[_ALERTS:]:
-        yield f"{count(len(worst) - _ALERTS, 'more node')} with alerts"
+    if worst[_MOST_DESCRIBED:]:
+        yield f"{count(len(worst) - _MOST_DESCRIBED, 'more node')} with alerts"
 
 
-def _training(job: JobStatus, plan: str, found: Evidence, losses: Sequence[float]) -> Iterator[str]:
-    """Yield step, rate (with `plan`, from `planned`), loss, checkpoint, memory and nodes."""
+def _training(
+    job: JobStatus, planned_rate: str, evidence: Evidence, losses: Sequence[float]
+) -> Iterator[str]:
+    """Yield step, rate (with the one from `planned`), loss, checkpoint, memory and nodes."""
     if job.progress.step is not None:
         done, total = job_view.steps_done(job.progress), job.progress.total
         left = job_view.eta_s(job)
@@ -164,10 +167,10 @@ def _training(job: JobStatus, plan: str, found: Evidence, losses: Sequence[float
         bar = f"  {share:4.0%} [{('█' * round(share * _WIDE)).ljust(_WIDE)}]" if total else ""
         yield f"step   {done}{bar}{'' if left is None else f' {clock(left)} left'}"
     if text := job_view.rate(job.progress):
-        yield f"rate   {text}{plan if job.progress.unit == 'step' else ''}"
+        yield f"rate   {text}{planned_rate if job.progress.unit == 'step' else ''}"
     if curve := sparkline(losses):
         yield f"loss   {losses[-1]:.4g}   {losses[0]:.4g} {curve}"
-    yield f"saved  {_saved(job, found)}"
+    yield f"saved  {_saved(job, evidence)}"
     yield from (f"{label} {text}" for label, text in job_view.usage_lines(job))
     if not job.pending and (hosts := job_view.where_or_why(job)):
         yield f"nodes  {hosts}"
@@ -176,8 +179,9 @@ def _training(job: JobStatus, plan: str, found: Evidence, losses: Sequence[float
 def planned(record: JobRecord) -> str:
     """Return the rate that `plan` estimates, to print behind the measured one; "" if it can't."""
     with contextlib.suppress(ClusterrunError, OSError, ValueError):
-        if planned := estimate(question_of(configuration(record), may_count=False)).time:
-            return f"   plan: {1 / planned.step.mid_s:.3g} steps/s"
+        # Counting the parameters of a model that is not known yet would take seconds.
+        if estimated := estimate(question_of(configuration(record), may_count=False)).time:
+            return f"   plan: {1 / estimated.step.mid_s:.3g} steps/s"
     return ""
 
 
@@ -194,7 +198,7 @@ def _saved(job: JobStatus, evidence: Evidence) -> str:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """Draw a curve of a few letters; "" for fewer than two numbers.
+    """Draw a curve with a few characters; "" for fewer than two numbers.
 
     >>> sparkline([3, 2, 1]), sparkline([1])
     ('█▅▁', '')
@@ -203,8 +207,8 @@ def sparkline(values: Sequence[float]) -> str:
     size = min(_WIDE, len(known))
     if size < 2:
         return ""
-    edges = [len(known) * place // size for place in range(size + 1)]
-    means = [fmean(known[edges[place] : edges[place + 1]]) for place in range(size)]
+    edges = [len(known) * index // size for index in range(size + 1)]
+    means = [fmean(known[edges[index] : edges[index + 1]]) for index in range(size)]
     low, high = min(means), max(means)
     return "".join(_spark(100 * (mean - low) / (high - low or 1.0)) for mean in means)
 
@@ -216,8 +220,8 @@ def _spark(percent: float | None) -> str:
 
 
 def _strip(nodes: Mapping[str, Trouble], usage: Mapping[str, Sample], width: int) -> str:
-    """Return a cell for each node, or for the worst of several: ! is bad, else how busy it is."""
-    cells = ["!" if found.is_bad else _spark(_busy(usage[name])) for name, found in nodes.items()]
+    """Return a cell for each node, or for the worst of several: ! if bad, else how busy it is."""
+    cells = ["!" if node.is_bad else _spark(_busy(usage[name])) for name, node in nodes.items()]
     nodes_per_cell = math.ceil(len(cells) / max(1, width))
     starts = range(0, len(cells), nodes_per_cell)
     return "".join(min(cells[n : n + nodes_per_cell]) for n in starts)  # "!" sorts first
@@ -285,7 +289,7 @@ def watch(record: JobRecord) -> JobStatus | None:
     """Show a job until it ends; return its status, or None without a terminal. Raises ClickExit."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM") == "dumb":
         return None
-    for variable in ("COLUMNS", "LINES"):  # a terminal may change its size
+    for variable in ("COLUMNS", "LINES"):  # with these, rich would not see that the size changes
         os.environ.pop(variable, None)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
@@ -306,10 +310,10 @@ def watch(record: JobRecord) -> JobStatus | None:
             termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
-def _draw_until_key(live: Live, plan: str, job: JobStatus, pause_s: float) -> None:
-    """Draw a job, and wait for a key; return early if the terminal has another size."""
+def _draw_until_key(live: Live, planned_rate: str, job: JobStatus, pause_s: float) -> None:
+    """Draw a job and obey keys; return when it is to be drawn again, as for a resized terminal."""
     size = live.console.size
-    live.update(screen(job, plan, *size), refresh=True)
+    live.update(screen(job, planned_rate, *size), refresh=True)
     until = time.monotonic() + min(pause_s, _READ_S)
     while time.monotonic() < until and live.console.size == size:
         if not select.select([sys.stdin], [], [], _TICK_S)[0]:

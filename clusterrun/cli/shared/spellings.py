@@ -39,7 +39,7 @@ _ACCEPTED: Final = {
 _SIMILAR: Final = 0.8
 _TORCHRUN_WORDS: Final = ("auto", "cpu", "gpu")  # for --nproc-per-node: one rank per GPU
 _LOCAL: Final = ("localhost", "127.0.0.1", "::1")
-_NUMBERS: Final = {"--node-rank", "--machine-rank"}  # of a machine among several
+_MACHINE_NUMBERS: Final = {"--node-rank", "--machine-rank"}  # of a machine among several
 _MODULE: Final = r"(?:--module(?:=|\Z)|-m)(.*)"
 
 
@@ -53,10 +53,10 @@ def no_option(error: click.NoSuchOption, words: Sequence[str]) -> UsageError:
     """Return the error for an option that a command does not have; `words` were typed."""
     ctx = error.ctx
     verb = (ctx.info_name or "") if ctx else ""
-    flag = error.option_name.replace("_", "-")
+    flag = error.option_name.replace("_", "-")  # `typed`, below, keeps the user's spelling
     # `word[:2]`: in -c8, the value follows the option without a space.
-    found = (n for n, word in enumerate(words) if flag in (_name(word), word[:2]))
-    at = next(found, len(words))  # the index of the option
+    indexes = (n for n, word in enumerate(words) if flag in (_name(word), word[:2]))
+    at = next(indexes, len(words))  # not found: -z typed as -vz
     value = _value(words, at, flag)
     typed = words[at].partition("=")[0] if at < len(words) and flag.startswith("--") else flag
     known = [name for each in ctx.command.params for name in each.opts] if ctx else []
@@ -64,8 +64,7 @@ def no_option(error: click.NoSuchOption, words: Sequence[str]) -> UsageError:
         return UsageError(f"no option '{typed}'", hint=f"pass --set {shlex.quote(setting)}")
     fallback = "--help-all" if verb in JOB_VERBS else "--help"
     command = ctx.command_path if ctx else "clusterrun"
-    hints = _hints(flag, words, at, verb, known)
-    hint = next(hints, f"run '{command} {fallback}' for the options")
+    hint = next(_hints(flag, words, at, verb, known), f"run '{command} {fallback}' for the options")
     return UsageError(f"no option '{typed}'", hint=_filled(hint, value or "VALUE", verb))
 
 
@@ -77,8 +76,8 @@ def _setting(flag: str, value: str) -> str:
 
     name = SHORT.get(flag[1:], flag[2:])  # of `-x`, sbatch's long name
     setting = name.removeprefix("no-").replace("-", "_")
-    others = (x for x in FIELDS if not x.flags and x.group != "job")  # without an option
-    field = next((x for x in others if setting in (x.name, x.key.rpartition(".")[2])), None)
+    without_option = (x for x in FIELDS if not x.flags and x.group != "job")  # not SCRIPT, ARGS
+    field = next((x for x in without_option if setting in (x.name, x.key.rpartition(".")[2])), None)
     if field is None:
         return ""
     if field.kind is Kind.FLAG:
@@ -90,22 +89,23 @@ def _hints(
     flag: str, words: Sequence[str], at: int, verb: str, known: Sequence[str]
 ) -> Iterator[str]:
     """Yield hints for an unknown option, typed at index `at`, the most certain first."""
-    typed = (words[at] if at < len(words) else flag).partition("=")[0]
+    typed = (words[at] if at < len(words) else flag).partition("=")[0]  # may have underscores
+    is_for_job = verb in JOB_VERBS
     if f"-{typed}" in known:  # with one dash instead of two
         yield f"use '-{typed}'"
-    if verb in JOB_VERBS and "," in _value(words, at, flag):  # several values
+    if is_for_job and "," in _value(words, at, flag):  # several values
         yield from _entry("listed", flag)
-    for section in (verb, "job") if verb in JOB_VERBS else (verb,):
+    for section in (verb, "job") if is_for_job else (verb,):
         yield from _entry(section, typed, flag)
-    for program in ("sbatch", "srun") if verb in JOB_VERBS else ():
+    for program in ("sbatch", "srun") if is_for_job else ():
         if flag in _table()[program].split():
             whole = "=".join(filter(None, (typed, _value(words, at, flag))))
             yield f"pass it to {program}: --{program}-arg={shlex.quote(whole)}"
-    if flag.startswith("--"):
-        begun = [name for name in known if name.startswith(flag) and len(flag) > len("--xy")]
-        long = [name for name in known if name.startswith("--")]
-        near = difflib.get_close_matches(flag, long, n=1, cutoff=_SIMILAR)
-        yield from (f"use '{name}'" for name in (begun if len(begun) == 1 else near))
+    if flag.startswith("--"):  # three letters or more that begin one name, or nearly a name
+        longer = [name for name in known if name.startswith(flag) and len(flag) > len("--xy")]
+        names = [name for name in known if name.startswith("--")]
+        similar = difflib.get_close_matches(flag, names, n=1, cutoff=_SIMILAR)
+        yield from (f"use '{name}'" for name in (longer if len(longer) == 1 else similar))
     if verb in CONTINUING or {"-m", "--module"} & {*words[:at]}:
         line = shlex.join(["clusterrun", *words[:at], "--", *words[at:]])
         yield f"put arguments of the script after --: {line}"
@@ -124,10 +124,10 @@ def _entry(section: str, *flags: str) -> Iterator[str]:
 
 def _value(words: Sequence[str], at: int, flag: str = "--") -> str:
     """Return the value of the option at an index: of --name=x, --name x, or -nx; "" for none."""
-    word, following = (*words[at : at + 2], "", "")[:2]  # "" if there is none
+    word, following = (*words[at : at + 2], "", "")[:2]  # "" stands for a word that is not there
     if "=" in word:
         return word.partition("=")[2]
-    if not flag.startswith("--") and len(word) > len(flag):
+    if not flag.startswith("--") and len(word) > len(flag):  # -nx; the default is any long one
         return word[len(flag) :]
     return "" if following.startswith("-") or following.endswith(".py") else following
 
@@ -155,12 +155,12 @@ def refuse_launcher_module(words: Sequence[str], ctx: click.Context) -> None:
     """Refuse a launcher as the module, `-m torch.distributed.run`. Raises UsageError."""
     for at, word in enumerate(words):
         if found := re.match(_MODULE, word):
-            # The module is in the word of -m, or in the next one.
-            module, *rest = [word for word in (found[1], *words[at + 1 :]) if word] or [""]
-            before = words[:at]  # looked at only now: most commands need no table
+            # The module follows -m in the same word, or is the next word.
+            module, *rest = [each for each in (found[1], *words[at + 1 :]) if each] or [""]
+            before = words[:at]
             if "--" in before or any(x.endswith(".py") or _is_program(x) for x in before):
                 return  # the word belongs to that program
-            if word == "-mem":  # else it is a module
+            if word == "-mem":  # it means --mem, not the module `em`
                 raise UsageError("no option '-mem'", hint="use '--mem'")
             if _is_launcher(module):
                 raise _not_the_script(module, rest, ctx.info_name or "", before)
@@ -201,19 +201,21 @@ def translated(words: Sequence[str], verb: str, own: Sequence[str] = ()) -> str:
     """
     at, entry = _entry_point(words)
     given = {
-        word.partition("=")[0].replace("_", "-"): _value(words[:at], number)
-        for number, word in enumerate(words[:at])
+        word.partition("=")[0].replace("_", "-"): _value(words[:at], index)
+        for index, word in enumerate(words[:at])
         if word.startswith("-")
     }
-    options: dict[str, str] = {}  # by hint: of options that mean the same, the last one counts
+    options: dict[str, str] = {}  # by hint ("-N {value}"): of equal ones, the last option counts
     for name, value in given.items():
         for hint in _entry("translated", name):
-            if (value and value not in _TORCHRUN_WORDS) or "{" not in hint:  # or a flag
+            needs_value = "{" in hint
+            if not needs_value or (value and value not in _TORCHRUN_WORDS):  # auto: no number
                 options[hint] = _filled(hint, value)
     total, nodes = given.get("--num-processes", ""), given.get("--num-machines") or "1"
     if total.isdigit() and nodes.isdigit() and int(nodes):  # the processes of all machines
         options["total"] = f"--gpus-per-node {int(total) // int(nodes)}"
     has_cluster = any(word.startswith("--cluster") for word in own)
+    # Without Slurm here, the job gets the machines that the launcher's options name.
     if not has_cluster and shell.find("sbatch") is None and (hosts := _hosts(given)):
         options.pop("-N {value}", None)  # the hosts are the nodes
         options = {"hosts": hosts, **options}
@@ -226,15 +228,16 @@ def _hosts(given: Mapping[str, str]) -> str:
     if hostfile := given.get("--hostfile") or given.get("--deepspeed-hostfile"):
         return f"--cluster ssh --hostfile {hostfile}"
     names = ("--master-addr", "--main-process-ip", "--rdzv-endpoint")
-    found = next((given[name] for name in names if given.get(name)), "")
-    address = found.partition(":")[0] if found.count(":") == 1 else found  # more: of IPv6
+    endpoint = next((given[name] for name in names if given.get(name)), "")
+    has_port = endpoint.count(":") == 1  # an IPv6 address has more colons
+    address = endpoint.partition(":")[0] if has_port else endpoint
     counts = ("--nnodes", "--num-machines", "--num-nodes")
     number = next((given[name] for name in counts if given.get(name)), "")
     is_alone = number == "1" or address in _LOCAL
-    has_others = bool(address or _NUMBERS & given.keys())
+    has_others = bool(address or _MACHINE_NUMBERS & given.keys())
     if is_alone or not has_others:
         return ""
-    others = ["OTHER"]
+    others = ["OTHER"]  # for the user to replace
     if number.isdecimal() and number != "2":
         others = [f"OTHER{index}" for index in range(1, min(int(number), 9))]  # 8 at most
     return f"--cluster ssh --hosts {','.join([address or 'FIRST', *others])}"
@@ -280,17 +283,17 @@ _MOST_FILES: Final = 300
 def refuse_misplaced(
     ctx: click.Context, before: Sequence[str], entry: str, args: Sequence[str], *, is_module: bool
 ) -> tuple[str, ...]:
-    """Refuse our options after a script, or return notes on those that the script may have."""
+    """Refuse our options after `entry`, a script or module; return notes on those it may have."""
     params = ctx.command.params
     options = {name: each for each in params for name in (*each.opts, *each.secondary_opts)}
     ours = {*options, *_CERTAIN, *_HELP}  # the verb may lack some of submit's
     plain = args[: args.index("--")] if "--" in args else args
-    found = {at: name for at, word in enumerate(plain) if (name := _name(word)) in ours}
-    if not found:
+    names = {at: name for at, word in enumerate(plain) if (name := _name(word)) in ours}
+    if not names:
         return ()
     script = _options_of(entry, is_module=is_module)
-    refused, noted = dict[int, str](), dict[int, str]()  # by index, as typed
-    for at, name in found.items():
+    refused, noted = dict[int, str](), dict[int, str]()  # index in `args`: option as typed
+    for at, name in names.items():
         typed = _typed(args[at])
         if script.may_have(typed):
             continue
@@ -303,30 +306,31 @@ def refuse_misplaced(
         return tuple(f"{name} {where}" for name in dict.fromkeys(noted.values()))
     moved = set[int]()
     for at, typed in (*refused.items(), *noted.items()):
-        is_flag = getattr(options.get(found[at]), "is_flag", True)
-        moved |= {at} if is_flag or typed != args[at] else {at, at + 1}  # its value follows
+        is_flag = getattr(options.get(names[at]), "is_flag", True)
+        has_value_in_word = typed != args[at]
+        moved |= {at} if is_flag or has_value_in_word else {at, at + 1}
     what = " and ".join(dict.fromkeys(refused.values()))
     raise _refusal([ctx.command_path, *before], entry, args, sorted(moved), what, is_module)
 
 
 def _is_refused(name: str, option: click.Parameter | None, script: ScriptOptions) -> bool:
     """Return whether the script certainly does not have an option that is certainly ours."""
-    if script.takes_any:
+    if script.takes_any:  # any word may be one of its options
         return False
     if name in _HELP:
-        return not script.has_parser
-    is_certain = name in _CERTAIN or (script.are_visible and _is_clear(name, option))
-    return option is not None and is_certain
+        return not script.has_parser  # what parses arguments has --help
+    is_certain = name in _CERTAIN or (script.are_visible and _is_distinctive(name, option))
+    return option is not None and is_certain  # visible: its sources name all its options
 
 
 def _is_noted(name: str, option: click.Parameter | None, script: ScriptOptions) -> bool:
     """Return whether an option that the script may have is probably ours."""
     is_of_job = getattr(option, "heading", "") in _OF_A_JOB
-    return name in _HELP or _is_clear(name, option) or (script.are_visible and is_of_job)
+    return name in _HELP or _is_distinctive(name, option) or (script.are_visible and is_of_job)
 
 
-def _is_clear(name: str, option: click.Parameter | None) -> bool:
-    """Return whether scripts hardly have an option of this name."""
+def _is_distinctive(name: str, option: click.Parameter | None) -> bool:
+    """Return whether a training script is unlikely to have an option of this name."""
     is_unmistakable = getattr(option, "heading", "") in _UNMISTAKABLE
     is_ours = is_unmistakable or getattr(option, "name", "") in _OTHERS
     return name in _CERTAIN or (is_ours and (name.startswith("--") or name in _SHORT))
@@ -344,18 +348,19 @@ def _typed(word: str) -> str:
 
 
 def _refusal(
-    first: list[str], entry: str, args: Sequence[str], moved: list[int], what: str, is_module: bool
+    start: list[str], entry: str, args: Sequence[str], moved: list[int], what: str, is_module: bool
 ) -> UsageError:
     """Return the error, with the two command lines that may be meant; `moved` indexes `args`."""
+    command, *before = start  # what was typed before `entry`
     rest = [word for at, word in enumerate(args) if at not in moved]
     own = [args[at] for at in moved if at < len(args)]
-    script = [] if is_module else [entry]  # a module is named by the option -m
+    script = [] if is_module else [entry]  # the option -m, in `before`, names a module
     dashes = ["--"] if is_module and rest else []
-    right = shlex.join([*first[1:], *own, *script, *dashes, *rest])
-    passed = shlex.join([*first[1:], *script, "--", *args])
+    right = shlex.join([*before, *own, *script, *dashes, *rest])
+    passed = shlex.join([*before, *script, "--", *args])
     text = f"{what} would go to the script, but {entry} has no such option"
-    hint = f"put clusterrun's options before the script: {first[0]} {right}"
-    return UsageError(text, hint=(hint, f"to pass it to the script: {first[0]} {passed}"))
+    hint = f"put clusterrun's options before the script: {command} {right}"
+    return UsageError(text, hint=(hint, f"to pass it to the script: {command} {passed}"))
 
 
 def _options_of(entry: str, *, is_module: bool) -> ScriptOptions:
@@ -367,7 +372,7 @@ def _options_of(entry: str, *, is_module: bool) -> ScriptOptions:
     search = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     roots = [path.parent, Path(), Path("src"), *map(Path, search)]
     modules: dict[Path, Script] = {}
-    known = set(sys.stdlib_module_names)  # packages that need not be read, or have been
+    known = set(sys.stdlib_module_names)  # packages that need not be read, or were listed
     while waiting and len(modules) < _MOST_FILES:
         file = waiting.pop()
         if file in modules or not file.is_file():  # reading would use up a pipe
@@ -378,7 +383,7 @@ def _options_of(entry: str, *, is_module: bool) -> ScriptOptions:
             continue
         for package in modules[file].packages - known:
             files = list(islice(_files_of(package, file.parent, roots), _MOST_FILES))
-            if files and package != ".":  # the directory of a module: each has its own
+            if files and package != ".":  # "." means another directory in each module
                 known.add(package)
             waiting += files
     return ScriptOptions([*modules.values()], known)
@@ -388,6 +393,7 @@ def _files_of(package: str, directory: Path, roots: Sequence[Path]) -> Iterator[
     """Yield the files of a project's package; "." is the directory of the importing module."""
     if package == ".":
         yield from directory.glob("*.py")
-    for root in roots if package != "." else ():
+        return
+    for root in roots:
         yield from root.glob(f"{package}.py")
         yield from root.joinpath(package).rglob("*.py")

@@ -69,7 +69,7 @@ def print_changes(changed: Changed) -> None:
 
 
 def plan_in_words(plan: Plan) -> tuple[str, str]:
-    """Say how many ranks run where, and how they start."""
+    """Return two texts: how many ranks run where, and how they start."""
     nodes, ranks = count(plan.nodes, "node"), count(plan.world_size, "rank")
     scheduler = plan.cluster.scheduler
     where = f"simulated on {scheduler.title}" if scheduler.is_this_machine else scheduler.title
@@ -83,7 +83,7 @@ def print_plan(plan: Plan) -> None:
     """Print what will run before it is sent."""
     world, launcher = plan_in_words(plan)
     output.detail("world", world)
-    sizes = dataclasses.asdict(plan.parallel)
+    sizes = dataclasses.asdict(plan.parallel)  # printed if the strategy does not tell them
     if plan.parallel.model > 1 or (plan.strategy.is_fsdp and plan.parallel.replicate > 1):
         named = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
         output.detail("parallel", f"{named}; {count(plan.data_parallel, 'data-parallel rank')}")

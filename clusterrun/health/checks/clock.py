@@ -37,9 +37,9 @@ def clock(needs: Needs) -> Finding:
     with tempfile.TemporaryFile(dir=place) as file:
         os.utime(file.fileno())  # to the server's time
         server = os.fstat(file.fileno()).st_mtime
-    # Between these two moments, the server set the time: within them, the clocks agree.
-    off = server - min(max(server, before), time.time())
-    side = "behind" if off > 0 else "ahead of"
-    text = f"this machine's clock is {abs(off):.1f} s {side} the file server's of {place}"
-    is_off = abs(off) > CLOCK_S
+    # The server set its time between `before` and now: the clocks agree if it is within this span.
+    off_s = server - min(max(server, before), time.time())
+    side = "behind" if off_s > 0 else "ahead of"
+    text = f"this machine's clock is {abs(off_s):.1f} s {side} the file server's of {place}"
+    is_off = abs(off_s) > CLOCK_S
     return note(_NAME, text, "check the clock: chronyc tracking") if is_off else ok(_NAME, text)

@@ -34,8 +34,8 @@ from clusterrun.shared.given import STAGED_AT
 from clusterrun.shared.hostlist import fold_hostlist
 
 TICK_S = 0.1
-PROGRESS_S = 1.0
-OF_EVENT = ("type", "step", "total", "training")  # what the conductor needs of a rank's event
+PROGRESS_S = 1.0  # between two reports
+EVENT_FIELDS = ("type", "step", "total", "training")  # what the conductor needs of a rank's event
 END_POLL_S = 0.02
 GRACE_S = 3.0  # from SIGTERM to SIGKILL
 WARNED_GRACE_S = 0.1  # the same if the ranks have had time to handle it
@@ -48,7 +48,7 @@ class Agent:
 
     `run` does in this order: meet the other nodes, start the ranks and watch them until the
     conductor says how the attempt ends, end what is left of them, record the ending, wait for the
-    next attempt. `end` and `warn` may be called at any time.
+    next attempt. `end` and `warn` may be called at any time. The conductor is at `place`.
     """
 
     def __init__(
@@ -70,18 +70,18 @@ class Agent:
             spool=spool,
             node=attempt.who.node,
             launched=lambda: self._launcher.ranks if self._is_running else {},
-            happened=self._rank_event,
-            failed=self._rank_failed,
+            happened=self._record_rank_event,
+            failed=self._report_rank_failure,
         )
-        signals_ranks = bool(attempt.plan.cluster.scheduler.signals_ranks)
-        self._own = interruption.OwnSignals(page=page, pids=self._pids, is_in_step=signals_ranks)
+        in_step = bool(attempt.plan.cluster.scheduler.signals_ranks)
+        self._own_signals = interruption.OwnSignals(page=page, pids=self._pids, is_in_step=in_step)
         self._link: Member
         self._launcher: NodeLauncher  # while it `_is_running`
         self.was_warned = self.was_signalled = self._is_stuck = False
         self._is_running = self._is_resting = False
-        self.next_attempt, self.may_rest = 0, True
-        self.lost_by: Ending | None = None  # the loss of the conductor
-        self._told_at = 0.0
+        self.next_attempt, self.may_rest = 0, True  # 0: none follows; it may wait for one
+        self.conductor_loss: Ending | None = None
+        self._progress_told_at = 0.0
 
     @property
     def unawaited(self) -> list[int]:
@@ -89,11 +89,11 @@ class Agent:
         return [*(self._notes.gpus.pids if self._notes.gpus else []), *self._checks.pids]
 
     def end(self) -> None:
-        """End the job on all nodes, after a checkpoint if the ranks can write one."""
+        """End the job on all nodes; ranks that ask when to save, or handle signals, save first."""
         self.was_signalled = True
         if self._is_resting:
             self._link.end_rest()
-        elif self._is_running and (self._page.is_used or self._own.are_caught):
+        elif self._is_running and (self._page.is_used or self._own_signals.are_caught):
             self._link.tell("interrupt")
         else:
             self._cancelled.set()
@@ -101,8 +101,8 @@ class Agent:
     def warn(self) -> None:
         """Handle a warning signal: a request was written, or the time limit is near."""
         if self._is_running:
-            self._link.tell("warned", are_caught=self._own.are_caught)
-        self.was_warned = True
+            self._link.tell("warned", are_caught=self._own_signals.are_caught)
+        self.was_warned = True  # without ranks, it is repeated once they run
 
     async def run(self) -> int:
         """Run this node's part of the attempt; return the job's exit status."""
@@ -113,18 +113,18 @@ class Agent:
             self._notes.close()
 
     async def _run(self) -> int:
-        """Meet the other nodes, then train; report it if this node cannot take part."""
+        """Meet the other nodes, then train; if this node cannot take part, report why."""
         asyncio.get_running_loop().set_exception_handler(
             lambda _, context: self._journal.say(task_error(context), tell=True)
         )
-        self._journal.event("started", **self._about())
+        self._journal.event("started", **self._started_fields())
         self._link = Member(
             self._who,
             Realm(paths=self._attempt.paths, attempt=self._attempt.number),
             self._place,
             float(self._plan.rendezvous_timeout_s),
             self._journal.clock,
-            self._journal.clock_compared,
+            self._journal.record_clock,
             self._journal.record_for_conductor,
             self._answerers(),
             self._disk,
@@ -133,7 +133,7 @@ class Agent:
         try:
             parameters = await guarded(self._link.meet(report), self._raise_when_cancelled())
         except NodeError as error:
-            return await self._refused(error)
+            return await self._leave_refused(error)
         finally:
             report.cancel()
         met = vars(parameters)
@@ -143,11 +143,10 @@ class Agent:
             self._journal.say_where(parameters)
         return await self._train(parameters)
 
-    def _about(self) -> dict[str, Any]:
+    def _started_fields(self) -> dict[str, Any]:
         """Return what the event `started` records; the first node adds facts about the job."""
-        who = self._who
-        host, pid = socket.gethostname(), os.getpid()
-        about: dict[str, Any] = {"node_rank": who.node_rank, "host": host, "pid": pid}
+        who, host = self._who, socket.gethostname()
+        about: dict[str, Any] = {"node_rank": who.node_rank, "host": host, "pid": os.getpid()}
         if not who.is_first:
             return about
         for name, variable in (("job_start", "SLURM_JOB_START_TIME"), ("staged_at", STAGED_AT)):
@@ -172,9 +171,9 @@ class Agent:
         port, variables = await preparing
         return replace(report, checks=checks, port=port, variables=variables)
 
-    async def _refused(self, error: NodeError) -> int:
-        """Report that this node cannot take part."""
-        if not error.is_told:
+    async def _leave_refused(self, error: NodeError) -> int:
+        """Report why this node cannot take part, and leave; return the job's exit status."""
+        if not error.is_told:  # the conductor does not know it yet
             about: Any = {"code": error.code, "cause": error.cause, "message": error.message}
             self._link.report_failure(Failure(node=self._who.node, **about))
         await self._link.close()
@@ -197,7 +196,7 @@ class Agent:
         finally:
             sampler.stop()
         noting = asyncio.ensure_future(self._notes.notes(ending, self._ranks.by_pid))
-        await asyncio.sleep(0)  # it first lists the processes
+        await asyncio.sleep(0)  # let it begin: it lists the processes before they are ended
         await self._terminate()
         for note in await noting:
             self._journal.event("note", note=asdict(note))
@@ -214,18 +213,18 @@ class Agent:
 
     async def _watch(self) -> None:
         """Watch ranks and launcher, and report how they ended."""
-        ranks, launcher = self._ranks, self._launcher
+        ranks, launcher, signals = self._ranks, self._launcher, self._own_signals
         while not self._cancelled.is_set():
             ranks.update()
-            self._own.read_handlers()
-            reap_adopted(besides={*launcher.pids, *ranks.pids.values(), *self._own.witnesses})
+            signals.read_handlers()  # which signals the ranks handle
+            reap_adopted(besides={*launcher.pids, *ranks.pids.values(), *signals.witnesses})
             self._tell_progress()
             # A launcher takes another second to exit after its last rank.
             if ranks.ended_well == self._plan.procs_per_node:
-                self._launcher_ended(LauncherResult(code=0, last_line=""))
+                self._report_launcher_end(LauncherResult(code=0, last_line=""))
                 break
             if (result := launcher.result()) is not None:
-                self._launcher_ended(result)
+                self._report_launcher_end(result)
                 break
             await asyncio.sleep(TICK_S)
         # Once the attempt is settled, `guarded` ends this wait; a cancellation is a failure.
@@ -233,11 +232,11 @@ class Agent:
         self._link.report_failure(cancelled(self._who.node))
 
     def _tell_progress(self) -> None:
-        """Report now and then, from the first node, how far its ranks are."""
+        """Report every PROGRESS_S, from the first node, how far its ranks are."""
         now = time.monotonic()
-        if not self._who.is_first or now < self._told_at + PROGRESS_S:
+        if not self._who.is_first or now < self._progress_told_at + PROGRESS_S:
             return
-        self._told_at = now
+        self._progress_told_at = now
         self._link.tell(
             "progress",
             calls=sum(map(self._page.calls, self._page.ranks)),
@@ -245,15 +244,15 @@ class Agent:
             ended_well=self._ranks.ended_well,
         )
 
-    def _rank_event(self, event: dict[str, Any]) -> None:
+    def _record_rank_event(self, event: dict[str, Any]) -> None:
         """Record an event of a rank; from the first node, also report it."""
         if self._who.is_first:
             # Leave out the metrics of the script: they may be too long for a message.
-            self._link.tell("rank_event", event={n: event[n] for n in OF_EVENT if n in event})
+            self._link.tell("rank_event", event={n: event[n] for n in EVENT_FIELDS if n in event})
         if event.get("type") != "alive":  # too many: the file must show the last steps
-            self._journal.of_rank(event)
+            self._journal.record_of_rank(event)
 
-    def _rank_failed(self, failure: Failure) -> None:
+    def _report_rank_failure(self, failure: Failure) -> None:
         """Report how a rank failed; the forge is to blame for ranks that were killed with it."""
         forge = self._forge
         if forge and forge.pids and forge.is_dead and failure.signal == signal.SIGKILL:
@@ -261,16 +260,16 @@ class Agent:
             failure = replace(failure, rank=None, cause=Cause.LAUNCHER, message=text)
         self._link.report_failure(failure)
 
-    def _launcher_ended(self, result: LauncherResult) -> None:
+    def _report_launcher_end(self, result: LauncherResult) -> None:
         """Report success, or why the launcher ended if no failure of a rank explains it."""
         self._ranks.update()
         self._ranks.settle_by_launcher(result.failures)
         if self._ranks.have_failed:
             return
         known, planned = len(self._spool.ranks()), self._plan.procs_per_node
-        is_short = self._plan.world_contract and known < planned
+        is_short = self._plan.world_contract and known < planned  # else fewer may be enough
         if result.code == 0 and not is_short:
-            self._link.tell("done", has_left=self._page.has_left)
+            self._link.tell("done", has_left=self._page.has_left)  # whether a rank left as asked
             return
         message = "cannot start the launcher"
         if result.was_started:
@@ -288,13 +287,13 @@ class Agent:
     # What the conductor asks
 
     def _answerers(self) -> dict[str, Answerer]:
-        """Return what answers each question of the conductor."""
+        """Return the functions that answer the questions of the conductor, by question."""
         return {
             "hold": partial(interruption.hold, self._page),
             "decide": partial(interruption.decide, self._page),
             "stacks": self._stacks,
             "dump": self._dump,
-            "warn": self._own.warn,
+            "warn": self._own_signals.warn,
             "signs": self._signs,
             "look": self._look_closely,
         }
@@ -303,7 +302,7 @@ class Agent:
         return hangs.to_data(await hangs.places(self._ranks.pids, self._spool, self._who.node))
 
     async def _dump(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Have the ranks dump their flight recorders; of a running attempt, pack them now."""
+        """Have the ranks dump their flight recorders; pack the dumps now if the attempt goes on."""
         dumped = await hangs.dump(self._ranks.pids, self._spool)
         if message.get("live"):
             target = self._attempt.paths.live_dumps(self._attempt.number, self._who.node)
@@ -316,7 +315,7 @@ class Agent:
         return {"signs": calls + hangs.bytes_moved(self._ranks.pids.values())}
 
     def _look_closely(self, _: Mapping[str, Any]) -> dict[str, Any]:
-        """Find failures that ranks have reported just now."""
+        """Find failures that ranks have reported just now; there is nothing to answer."""
         self._ranks.update(closely=True)
         return {}
 
@@ -329,7 +328,7 @@ class Agent:
 
     async def _terminate(self) -> None:
         """Have the ranks end within a grace time: shorter if they were warned or do not save."""
-        warned = self._own.warned
+        warned = self._own_signals.warned  # pids of ranks
         grace_s = GRACE_S
         if all(map(self._page.does_not_save_on, self._page.ranks)):
             grace_s = UNSAVED_GRACE_S
@@ -345,13 +344,13 @@ class Agent:
             await self._forge.end()
 
     def _kill(self) -> None:
-        """Kill all descendants of this process but the forge, which serves the next attempt."""
+        """Kill all but the forge, which serves the next attempt, and settle how the ranks ended."""
         left = kill_descendants(self.unawaited, spared=[self._forge.pid] if self._forge else ())
         result = self._launcher.result()
-        self._ranks.update()
-        self._ranks.settle_by_launcher(result.failures if result else [])
+        self._ranks.update()  # what the ranks themselves reported counts first
+        self._ranks.settle_by_launcher(result.failures if result else [])  # for ends it has missed
         self._ranks.close()
-        for text in self._spool.unlock():
+        for text in self._spool.unlock():  # removes locks of ranks that died while compiling
             self._journal.say(text)
         if left:
             self._is_stuck = True
@@ -364,9 +363,9 @@ class Agent:
         return self._launcher.is_over or self._ranks.all_ended(self._plan.procs_per_node)
 
     def _record_ending(self, ending: Ending) -> int:
-        """Record the ending; if the conductor is lost, also report it to the user in its place."""
+        """Record the ending; return its code. Without a conductor, also report it to the user."""
         failure, is_orphaned = ending.failure, self._link.has_lost_conductor
-        self.lost_by = ending if is_orphaned else None
+        self.conductor_loss = ending if is_orphaned else None
         if failure is not None and (failure.node == self._who.node or is_orphaned):
             data = asdict(failure)
             self._journal.event("failed", **{"ts": data.pop("at"), **data})

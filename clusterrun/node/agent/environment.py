@@ -11,7 +11,7 @@ from clusterrun.config.choices import Device
 from clusterrun.launch.environment import spellings
 from clusterrun.launch.plan import LOOPBACK, Precision
 from clusterrun.node.base.identity import Attempt
-from clusterrun.node.base.processes import openmp
+from clusterrun.node.base.processes import openmp_threads
 from clusterrun.node.forge.ranks import python_path
 from clusterrun.node.forward.spool import FLIGHT, NCCL, Spool
 from clusterrun.node.link.connection import LaunchParameters
@@ -27,9 +27,9 @@ _KINDS = ("", "LOCAL_", "GROUP_", "ROLE_")  # of ranks, as torchrun names them
 def rank_environment(
     base: Mapping[str, str], attempt: Attempt, parameters: LaunchParameters, spool: Path
 ) -> dict[str, str]:
-    """Return `base`, the plan's variables from env.sh, with this node's variables added.
+    """Return `base`, which has the plan's variables from env.sh, with this node's variables added.
 
-    Keep what the plan or the user has set, except for the contract with our ranks.
+    Keep what the plan or the user has set, except for the variables in `required`.
     """
     plan, who = attempt.plan, attempt.who
     run_id = f"{who.job_id}-{attempt.number}"
@@ -41,7 +41,7 @@ def rank_environment(
     }
     # Divide the node's CPUs among its ranks, unless env.sh did; replace a login shell's value.
     names = [variable.name for variable in plan.env]
-    threads = openmp(names, ranks=plan.procs_per_node, nodes=len(who.nodes))
+    threads = openmp_threads(names, ranks=plan.procs_per_node, nodes=len(who.nodes))
     needs_gloo = plan.strategy.is_deepspeed and plan.device is Device.CPU
     required = {
         **threads,
@@ -70,26 +70,27 @@ def rank_environment(
             **dict.fromkeys(("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"), "0"),
             "TORCHELASTIC_RUN_ID": run_id,
         }
-    return noting_changes(base, {**suggested, **base, **required})
+    return noting_changes(base, {**suggested, **base, **required})  # for jobs submitted inside
 
 
 def _sockets(attempt: Attempt, parameters: LaunchParameters) -> dict[str, str]:
-    """Set the interface of gloo and NCCL to the link's."""
+    """Set the interface of gloo and NCCL: the planned one, else that of the agents' link."""
     planned = attempt.plan.network_interface
     if not (interface := planned or parameters.interface):
         return {}
-    if len(attempt.who.nodes) == 1 and parameters.address == LOOPBACK and not planned:
+    is_local = len(attempt.who.nodes) == 1 and parameters.address == LOOPBACK
+    if is_local and not planned:
         return {"GLOO_SOCKET_IFNAME": interface}  # NCCL needs no interface within one node
     return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
 
 
 def _files(base: Mapping[str, str], spool: Path) -> dict[str, str]:
-    """Keep the files of jobs and nodes apart; only slow builds are shared and outlive the job."""
+    """Set where libraries write: to the spool, except for slow builds, which outlive the job."""
     python = f"py{sys.version_info.major}.{sys.version_info.minor}"
     torch = installed_version("torch")
     libraries = f"{python}-torch{torch}-deepspeed{installed_version('deepspeed')}"
     cache = Path(base.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
-    names = spellings("TORCH_FR_DUMP_TEMP_FILE", parse_version(torch))
+    names = spellings("TORCH_FR_DUMP_TEMP_FILE", parse_version(torch))  # its names in this torch
     return {
         "TRITON_CACHE_DIR": str(spool / "triton"),
         "TORCHINDUCTOR_CACHE_DIR": str(spool / "inductor"),
@@ -108,7 +109,7 @@ def of_rank(
 ) -> dict[str, str]:
     """Return what `accelerate launch` would add to `env` for a rank of this node.
 
-    The head has asked accelerate; the values of node 0's first rank are replaced here.
+    `parameters` has what it adds for the first rank of node 0, whose own values are replaced here.
     """
     plan, who = attempt.plan, attempt.who
     rank = str(who.node_rank * plan.procs_per_node + local_rank)
@@ -131,18 +132,18 @@ def of_rank(
 def portable(
     variables: Mapping[str, str], env: Mapping[str, str], root: Path, workdir: str
 ) -> dict[str, str]:
-    """Put placeholders into variables that were added to `env`: they are sent to other nodes.
+    """Put placeholders for this node's own values into variables, to send them to other nodes.
 
-    accelerate sets variables again in capital letters: these are copies.
+    accelerate also sets each variable of `env` in capital letters: such a copy is only marked.
     """
-    copied = {name.upper(): name for name in env if name != name.upper()}
+    sources = {name.upper(): name for name in env if name != name.upper()}
     found = {}
     for name, value in variables.items():
-        source = copied.get(name, "")
-        if source and env[source] == value:
+        if (source := sources.get(name, "")) and env[source] == value:
             found[name] = _COPY + source
             continue
-        parts, own = value.split(":"), python_path(env) if name == "PYTHONPATH" else []
+        parts = value.split(":")
+        own = python_path(env) if name == "PYTHONPATH" else []
         if own and parts[: len(own)] == own:
             parts[: len(own)] = [_PATH]
         parts = [_WORKDIR if part == workdir else part for part in parts]
@@ -153,7 +154,7 @@ def portable(
 def restored(
     variables: Mapping[str, str], env: Mapping[str, str], root: Path, workdir: str
 ) -> dict[str, str]:
-    """Return the variables with a node's own values; leave out copies of what it does not have."""
+    """Replace placeholders by this node's own values; leave out copies of what it does not have."""
     found = {}
     for name, value in variables.items():
         if value.startswith(_COPY):

@@ -42,12 +42,12 @@ class LauncherResult(NamedTuple):
 
 
 class NodeLauncher(ABC):
-    """What starts the ranks of a node; call it from the main thread."""
+    """What starts the ranks of a node; call it from the main thread only."""
 
     def __init__(self, spool: Spool) -> None:
         self._spool = spool
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._refused: LauncherResult | None = None
+        self._start_failure: LauncherResult | None = None
 
     @property
     def pids(self) -> Sequence[int]:
@@ -62,7 +62,7 @@ class NodeLauncher(ABC):
     @property
     def is_over(self) -> bool:
         """Return whether no rank of this launcher is left, or not all could be started."""
-        return self._refused is not None
+        return self._start_failure is not None
 
     @abstractmethod
     def start(self) -> None:
@@ -74,18 +74,18 @@ class NodeLauncher(ABC):
 
     def result(self) -> LauncherResult | None:
         """Return how the launcher ended; None if `ranks` shows all that there is to know."""
-        return self._refused
+        return self._start_failure
 
     def _last_line(self) -> str:
         return files.last_line(self._spool.launcher_output, MESSAGE_LETTERS)
 
-    def _run(
+    def _start_process(
         self, argv: Sequence[str], env: Mapping[str, str], *, blocks_warnings: bool = False
     ) -> None:
-        """Start a process unless one was refused; if `blocks_warnings`, it must unblock them."""
-        if self._refused:
+        """Start a process unless a start has failed; with WARNINGS blocked if `blocks_warnings`."""
+        if self._start_failure:
             return
-        blocked = WARNINGS if blocks_warnings else ()  # until it handles them: a mask survives exec
+        blocked = WARNINGS if blocks_warnings else ()  # until the child handles them
         try:
             with held(*blocked), open(self._spool.launcher_output, "ab") as output:
                 process = subprocess.Popen(
@@ -99,7 +99,7 @@ class NodeLauncher(ABC):
             self._processes.append(process)
         except OSError as error:
             why = error.strerror or str(error)
-            self._refused = LauncherResult(last_line=why, was_started=False)
+            self._start_failure = LauncherResult(last_line=why, was_started=False)
 
 
 def _launcher_argv(*words: object) -> tuple[str, ...]:
@@ -122,12 +122,12 @@ class AccelerateLauncher(NodeLauncher):
         """Start the launcher; torch's error files are removed with the spool."""
         words = (str(self._spool.failures), "--log_dir", str(self._spool.launcher_dir))
         argv = _launcher_argv("accelerate", *words, *self._arguments)
-        self._run(argv, self._env, blocks_warnings=True)
+        self._start_process(argv, self._env, blocks_warnings=True)
 
     def result(self) -> LauncherResult | None:
         """Return how the launcher ended; None while it runs."""
-        if self._refused or not self.is_over:
-            return self._refused
+        if self._start_failure or not self.is_over:
+            return self._start_failure
         failures: list[dict[str, Any]] = []
         with contextlib.suppress(OSError, ValueError):
             failures = list(json.loads(self._spool.failures.read_text()))
@@ -136,9 +136,9 @@ class AccelerateLauncher(NodeLauncher):
 
 
 class RankLauncher(NodeLauncher):
-    """Forks of this node's forge; fresh interpreters if it can't fork ranks, and a line why.
+    """Starts ranks as forks of the forge, which imports torch once; if it can't, as interpreters.
 
-    Both get the environments that accelerate has computed on the first node.
+    On the first node, accelerate computed their environments, and the forge may host their store.
     """
 
     def __init__(
@@ -155,11 +155,12 @@ class RankLauncher(NodeLauncher):
         self._job_id, self._entry, self._env = who.job_id, plan.entry, env
         self._numbers = range(who.node_rank * count, (who.node_rank + 1) * count)
         self._variables = [of_rank(attempt, parameters, env, spool, n) for n in range(count)]
-        self._has_store = who.is_first and is_store_used(parameters.variables)
-        self._place = (parameters.address, parameters.port, plan.nodes, plan.rendezvous_timeout_s)
+        self._hosts_store = who.is_first and is_store_used(parameters.variables)
+        self._store = (parameters.address, parameters.port, plan.nodes, plan.rendezvous_timeout_s)
         self._forge, self._say = forge, say
-        # Whether the attempt ends with the forge, the ranks are new interpreters, none may start.
-        self._needs_forge, self._are_fresh, self._is_revoked = forge is not None, False, False
+        self._needs_forge = forge is not None  # the attempt ends with it
+        self._is_parent = False  # of the ranks, instead of the forge
+        self._is_revoked = False  # no rank may start any more
 
     @property
     def pids(self) -> Sequence[int]:
@@ -170,19 +171,19 @@ class RankLauncher(NodeLauncher):
     def ranks(self) -> Mapping[int, int]:
         """The processes of the ranks; the forge reaps its forks, the agent those it has started."""
         self._follow_forge()
-        pids = self._forge.pids if self._forge and not self._are_fresh else super().pids
-        return dict(zip(self._numbers, pids, strict=False))  # the store may follow them
+        pids = self._forge.pids if self._forge and not self._is_parent else super().pids
+        return dict(zip(self._numbers, pids, strict=False))  # the store's pid may follow
 
     @property
     def is_over(self) -> bool:
         """Return whether the forge has ended, or not all ranks could be started."""
         self._follow_forge()
-        return self._forge.is_dead if self._forge and not self._are_fresh else super().is_over
+        return self._forge.is_dead if self._forge and not self._is_parent else super().is_over
 
     def start(self) -> None:
-        """Order the ranks. The forge forks them when it has imported everything."""
+        """Start the ranks, or order them: the forge forks them when it has imported everything."""
         if self._forge is None:
-            self._start_fresh()
+            self._start_interpreters()
             return
         command = " ".join(self._entry)
         self._forge.launch(
@@ -194,15 +195,15 @@ class RankLauncher(NodeLauncher):
         )
         self._follow_forge()
 
-    def _start_fresh(self) -> None:
+    def _start_interpreters(self) -> None:
         """Start an interpreter for each rank, then the store if no forge hosts it on this node."""
-        self._are_fresh, own = True, {"CLUSTERRUN_LAUNCHER_PID": str(os.getpid())}
+        self._is_parent, own = True, {"CLUSTERRUN_LAUNCHER_PID": str(os.getpid())}
         argv = module_argv(sys.executable, WORKER_MODULE, *self._entry)
         for variables in self._variables:
-            self._run(argv, {**self._env, **variables, **own})
-        if self._has_store and not self._needs_forge:
-            store = _launcher_argv("store", *self._place)
-            self._run(store, os.environ, blocks_warnings=True)  # until it is killed
+            self._start_process(argv, {**self._env, **variables, **own})
+        if self._hosts_store and not self._needs_forge:  # a forge that is needed hosts it
+            store = _launcher_argv("store", *self._store)
+            self._start_process(store, os.environ, blocks_warnings=True)  # it runs until killed
 
     def _follow_forge(self) -> None:
         """Take the forge's answers; if it cannot fork the ranks, start interpreters instead."""
@@ -212,10 +213,11 @@ class RankLauncher(NodeLauncher):
         if text := forge.new_output():  # of the modules that it imported
             with contextlib.suppress(OSError), open(self._spool.launcher_output, "ab") as log:
                 log.write(text)
-        if forge.why_closed and not (forge.pids or self._are_fresh or self._is_revoked):
+        were_started = bool(forge.pids) or self._is_parent
+        if forge.why_closed and not were_started and not self._is_revoked:
             self._say(f"{NOT_FORKED.format('as new interpreters')}: {forge.why_closed}")
-            self._needs_forge = self._has_store and not forge.is_dead  # now only for the store
-            self._start_fresh()
+            self._needs_forge = self._hosts_store and not forge.is_dead  # now only for the store
+            self._start_interpreters()
 
     def revoke(self) -> None:
         """Start no ranks from now on, and don't wait for what the forge imports."""
@@ -224,13 +226,13 @@ class RankLauncher(NodeLauncher):
             self._forge.close("the last attempt ended before the forge had imported everything")
 
     def result(self) -> LauncherResult | None:
-        """Return why the ranks cannot run; None while they can."""
+        """Return why the ranks can't run on, as when their store has ended; None while they can."""
         self._follow_forge()
         forge = self._forge
-        if forge and self._has_store and forge.problem_of_store:
+        if forge and self._hosts_store and forge.problem_of_store:
             return LauncherResult(last_line=forge.problem_of_store)
         if forge and self._needs_forge and forge.is_dead:
-            what = "the ranks' store" if self._are_fresh else "the ranks"
+            what = "the ranks' store" if self._is_parent else "the ranks"
             return LauncherResult(last_line=f"{what} ended with the forge: {forge.why_closed}")
         stores = self._processes[len(self._numbers) :]  # at most one, started after the ranks
         if any(store.poll() is not None for store in stores):
@@ -240,11 +242,11 @@ class RankLauncher(NodeLauncher):
 
 def rendezvous_port(attempt: Attempt) -> int:
     """Return a port of this node that is free now. Raises NodeError."""
-    plan, root = attempt.plan, attempt.paths.root  # hosts may have it in different places
-    job, fixed = f"{attempt.who.job_id}:{root.parent.name}/{root.name}", plan.main_process_port
-    tried = candidate_ports(job, attempt.number, plan.port_range)
+    plan, root, fixed = attempt.plan, attempt.paths.root, attempt.plan.main_process_port
+    run = f"{root.parent.name}/{root.name}"  # not the whole path: it may differ between hosts
+    derived = candidate_ports(f"{attempt.who.job_id}:{run}", attempt.number, plan.port_range)
     try:
-        return free_port((fixed,) if fixed else tried)
+        return free_port((fixed,) if fixed else derived)
     except OSError as error:
         where = f"{attempt.who.node}: port {fixed}" if fixed else attempt.who.node
         text = f"{where}: no port is free for the rendezvous: {error}"
@@ -282,15 +284,15 @@ async def launch_variables(
 ) -> tuple[dict[str, str], str]:
     """Return what `accelerate launch` sets, for `of_rank` to complete, or why that is unknown."""
     precision = attempt.plan.precision
-    asked = LaunchParameters(
+    stand_in = LaunchParameters(
         address=LOOPBACK,
         port=1,  # accelerate checks that nothing listens there
         # For HEAD, any value will do: each node replaces it with the decided one (`of_rank`).
         precision=Precision.BF16.value if precision is Precision.HEAD else precision.value,
     )
-    words = ("--log_dir", str(spool.launcher_dir), *launch_arguments(attempt, asked))
-    env = rank_environment(os.environ, attempt, asked, spool.root)
-    found, why = await forge.variables(env, words)
+    arguments = ("--log_dir", str(spool.launcher_dir), *launch_arguments(attempt, stand_in))
+    env = rank_environment(os.environ, attempt, stand_in, spool.root)
+    found, why = await forge.variables(env, arguments)
     return portable(found, env, attempt.paths.root, os.getcwd()), why
 
 
@@ -299,8 +301,8 @@ async def _prepare_in_forge(
 ) -> tuple[int, dict[str, str], str]:
     """Return the port of the store that the forge hosts, and what `launch_variables` returns.
 
-    The port is 0 if the forge is not to host one. Nearly all ranks need it, so the forge opens it
-    before accelerate has answered.
+    The port is 0 if the forge is not to host a store. Nearly all runs need one, so the forge hosts
+    it before accelerate has answered.
     """
     port = host_store(attempt, forge) if attempt.plan.world_size > 1 else 0
     variables, why = await launch_variables(attempt, spool, forge)
@@ -321,14 +323,14 @@ async def prepare_launch(
     if not attempt.who.is_first:
         return 0, {}
     plan, port, variables = attempt.plan, 0, dict[str, str]()
-    why = "no process could be forked for that"
+    why = "the forge could not be started"
     if forge is not None:
         port, variables, why = await _prepare_in_forge(attempt, spool, forge)
         journal.event("forge", problem=why)
     if why and plan.launcher is not Launcher.ACCELERATE:
         journal.say_not_forked(f"{NOT_FORKED.format('by accelerate launch')}: {why}")
     if not variables and plan.is_smoke:  # accelerate may not start where nodes are checked
-        names = ("RANK", "LOCAL_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")  # see of_rank
+        names = ("RANK", "LOCAL_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")  # for of_rank
         sizes = {"WORLD_SIZE": plan.world_size, "LOCAL_WORLD_SIZE": plan.procs_per_node}
         variables = {**dict.fromkeys(names, ""), **{n: str(size) for n, size in sizes.items()}}
     return port or rendezvous_port(attempt), variables
@@ -341,7 +343,7 @@ def launcher_of(
     forge: Forge | None,
     say: Callable[[str], None],
 ) -> NodeLauncher:
-    """Return what starts this node's ranks."""
+    """Return what starts this node's ranks; `say` gets why they are no forks."""
     plan = attempt.plan
     env = rank_environment(os.environ, attempt, parameters, spool.root)
     if not parameters.variables:
@@ -349,5 +351,5 @@ def launcher_of(
             forge.close("accelerate launch starts the ranks")
         return AccelerateLauncher(launch_arguments(attempt, parameters), env, spool)
     spool.launcher_dir.mkdir(mode=0o700, exist_ok=True)  # for torch's error files
-    say_why = say if plan.launcher is Launcher.FORGE else lambda _: None  # others never fork
+    say_why = say if plan.launcher is Launcher.FORGE else lambda _: None  # no other is to fork
     return RankLauncher(attempt, parameters, env, spool, forge, say_why)

@@ -16,7 +16,7 @@ from clusterrun.node.base.causes import NodeError, NodeExit
 from clusterrun.node.base.identity import Attempt, identity
 from clusterrun.node.base.processes import adopt_orphans, has_children, kill_descendants
 from clusterrun.node.base.stderr import say_on_stderr
-from clusterrun.node.forge.begin import WARNINGS, begun
+from clusterrun.node.forge.begin import WARNINGS, take_started_forge
 from clusterrun.node.forge.handle import Forge
 from clusterrun.node.forward.forward import Forwarder
 from clusterrun.node.forward.spool import create_spool
@@ -31,40 +31,40 @@ CANCELLING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def run_agent(run_dir: Path, number: int, place: Place) -> int:
-    """Run this node's agent, one attempt after the other; return the last exit status."""
+    """Run attempts from `number` on, for the conductor at `place`; return the last exit status."""
     adopt_orphans()
-    paths, post = RunPaths(root=run_dir), Post(place)
-    code, following = 0, number
-    while following:
+    paths, process = RunPaths(root=run_dir), AgentProcess(place)
+    code, next_attempt = 0, number
+    while next_attempt:
         try:
-            code, following = _run_attempt(paths, following, post)
+            code, next_attempt = _run_attempt(paths, next_attempt, process)
         except NodeError as error:
             say_on_stderr(f"{socket.gethostname()}: {error.message}")
             return error.code
     return code
 
 
-def _run_attempt(paths: RunPaths, number: int, post: Post) -> tuple[int, int]:
+def _run_attempt(paths: RunPaths, number: int, process: AgentProcess) -> tuple[int, int]:
     """Run one attempt; return its exit status and the next number, 0 to exit. Raises NodeError."""
-    with _needed(f"cannot read {paths.plan}"):
+    with _required(f"cannot read {paths.plan}"):
         plan = read_plan(paths)
     who = identity(os.environ, plan.nodes)
-    with _needed("cannot write to the temporary directory", "; check TMPDIR and its disk space"):
+    with _required("cannot write to the temporary directory", "; check TMPDIR and its disk space"):
         spool = create_spool(who.job_id, number, who.node_rank)
         page = ControlPage(spool.control, plan.procs_per_node)
     attempt = Attempt(plan=plan, paths=paths, number=number, who=who)
-    forwarder = Forwarder(attempt, spool, post.clock)
+    forwarder = Forwarder(attempt, spool, process.clock)
     forwarder.start()
-    agent = Agent(attempt, post.place, spool, page, forwarder, post.forge)
-    agent.may_rest = post.may_rest
+    agent = Agent(attempt, process.place, spool, page, forwarder, process.forge)
+    agent.may_rest = process.may_rest  # until the next attempt
     try:
-        return asyncio.run(post.run(agent)), agent.next_attempt
+        return asyncio.run(process.run(agent)), agent.next_attempt
     finally:
-        kill_descendants(agent.unawaited, spared=post.spared if agent.next_attempt else ())
+        kill_descendants(agent.unawaited, spared=process.spared if agent.next_attempt else ())
         if not agent.next_attempt:
-            post.close()
-        if agent.lost_by is not None and not agent.was_signalled:
-            see_to_run(attempt, agent.lost_by, forwarder.say)
+            process.close()
+        if agent.conductor_loss is not None and not agent.was_signalled:
+            see_to_run(attempt, agent.conductor_loss, forwarder.say)  # records it; may requeue
         if forwarder.finish(DRAIN_S):
             spool.remove()
         else:
@@ -74,56 +74,56 @@ def _run_attempt(paths: RunPaths, number: int, post: Post) -> tuple[int, int]:
             say_on_stderr(f"{who.node}: {text}; {kept}")
 
 
-class Post:
+class AgentProcess:
     """What lasts from attempt to attempt: the conductor's `place`, the clock, the forge, signals.
 
-    Signals are handled also after the loop of an agent: Slurm may send SIGTERM to a node that exits
+    Signals are also handled when no agent's loop runs: Slurm may send SIGTERM to a node that exits
     after the others.
     """
 
     def __init__(self, place: Place) -> None:
-        self.place, started = place, begun()
+        self.place, started = place, take_started_forge()
         self.clock, self.forge = Clock(), Forge(started) if started else None
-        self.spared = [self.forge.pid] if self.forge else []  # the processes that also last
-        # A process that a setup line has left is to end with its attempt.
+        self.spared = [self.forge.pid] if self.forge else []  # not killed between attempts
+        # A process that a setup line has started must end with its attempt: the agent exits, too.
         self.may_rest = not has_children(self.spared)
         self._agent: Agent | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._kept: list[Callable[[Agent], None]] = []
+        self._undelivered: list[Callable[[Agent], None]] = []  # Agent.end or .warn for each
         for number in CANCELLING:
-            signal.signal(number, partial(self._heard, Agent.end))
+            signal.signal(number, partial(self._take_signal, Agent.end))
         for number in WARNINGS:
-            signal.signal(number, partial(self._heard, Agent.warn))
+            signal.signal(number, partial(self._take_signal, Agent.warn))
 
     async def run(self, agent: Agent) -> int:
-        """Run an agent, and pass signals to it, with those that came between two attempts."""
+        """Run an agent, and pass signals to it, including those that came before it."""
         self._agent, self._loop = agent, asyncio.get_running_loop()
         self._deliver()
         try:
             return await agent.run()
         finally:
             self._agent = self._loop = None
-            if agent.next_attempt and agent.was_warned:  # while it rested
-                self._kept.append(Agent.warn)
+            if agent.next_attempt and agent.was_warned:  # while it waited for the next attempt
+                self._undelivered.append(Agent.warn)
 
     def close(self) -> None:
         """Ignore signals from now on."""
         for number in (*CANCELLING, *WARNINGS):
             signal.signal(number, signal.SIG_IGN)
 
-    def _heard(self, act: Callable[[Agent], None], *_: object) -> None:
-        self._kept.append(act)
+    def _take_signal(self, act: Callable[[Agent], None], *_: object) -> None:
+        self._undelivered.append(act)
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
-        while self._agent is not None and self._kept:
-            self._kept.pop(0)(self._agent)
+        while self._agent is not None and self._undelivered:
+            self._undelivered.pop(0)(self._agent)
 
 
 @contextlib.contextmanager
-def _needed(problem: str, hint: str = "") -> Iterator[None]:
-    """Raise NodeError for what an agent cannot do without."""
+def _required(problem: str, hint: str = "") -> Iterator[None]:
+    """Raise NodeError for an OSError or ValueError of the block: the agent can't run after it."""
     try:
         yield
     except (OSError, ValueError) as error:

@@ -49,8 +49,8 @@ class Failure:
     @property
     def is_consequence(self) -> bool:
         """Return whether another failure came first, as when a launcher ended this rank."""
-        is_passed_on = self.cause in (Cause.LAUNCHER, Cause.WORLD_ELSEWHERE)
-        return self.signal == signal.SIGTERM or is_passed_on or self.has_lost_peer
+        is_from_elsewhere = self.cause in (Cause.LAUNCHER, Cause.WORLD_ELSEWHERE)
+        return self.signal == signal.SIGTERM or is_from_elsewhere or self.has_lost_peer
 
     def sentence(self) -> str:
         """Return who failed and how, in one line; a cancellation is no node's failure."""
@@ -110,7 +110,7 @@ class Ending:
 
     @classmethod
     def of_first(cls, failures: Sequence[Failure]) -> Ending:
-        """Return the ending that the earliest failure causes; consequences come last.
+        """Return the ending of the earliest failure, and count those alike; consequences come last.
 
         If a node is lost, a cancellation is also a consequence: Slurm ends the other tasks, and its
         SIGTERM may arrive before the loss is reported.
@@ -118,14 +118,14 @@ class Ending:
         is_node_lost = any(failure.cause is Cause.NODE_LOST for failure in failures)
 
         def order(failure: Failure) -> tuple[bool, bool, float]:
-            is_by_loss = is_node_lost and failure.cause is Cause.CANCELLED
-            return failure.is_consequence, is_by_loss, failure.at
+            is_due_to_loss = is_node_lost and failure.cause is Cause.CANCELLED
+            return failure.is_consequence, is_due_to_loss, failure.at
 
         first = min(failures, key=order)
-        is_by_script = first.cause in (Cause.EXCEPTION, Cause.EXIT) and first.where
-        own = [f for f in failures if not f.is_consequence]
-        alike = [f for f in own if (f.cause, f.where) == (first.cause, first.where)]
-        return dataclasses.replace(cls.of(first), alike=len(alike) if is_by_script else 0)
+        has_place = first.cause in (Cause.EXCEPTION, Cause.EXIT) and first.where
+        origins = [(f.cause, f.where) for f in failures if not f.is_consequence]
+        alike = origins.count((first.cause, first.where)) if has_place else 0
+        return dataclasses.replace(cls.of(first), alike=alike)
 
 
 # A warning before the end

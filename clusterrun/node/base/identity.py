@@ -42,16 +42,16 @@ def identity(env: Mapping[str, str], nodes: int) -> Identity:
     Raises NodeError if the environment names no node, or another number of nodes. There is no
     fallback to this host: every node would train alone.
     """
-    if "CLUSTERRUN_LOCAL_NODE_RANK" in env:
+    if "CLUSTERRUN_LOCAL_NODE_RANK" in env:  # nodes are simulated on one machine
         rank = _number(env, "CLUSTERRUN_LOCAL_NODE_RANK")
         names = tuple(map(local_node, range(nodes)))
         job_id = env.get("CLUSTERRUN_LOCAL_JOB_ID", "L0")
-    elif "CLUSTERRUN_HOSTS_NODE_RANK" in env:
+    elif "CLUSTERRUN_HOSTS_NODE_RANK" in env:  # hosts over ssh or in an allocation
         rank = _number(env, "CLUSTERRUN_HOSTS_NODE_RANK")
         names = tuple(env["CLUSTERRUN_HOSTS_NODES"].split(","))
         job_id = env["CLUSTERRUN_HOSTS_JOB_ID"]
     elif "SLURM_JOB_ID" in env:
-        return _slurm(env, nodes)
+        return _slurm_identity(env, nodes)
     else:
         why = "neither SLURM_JOB_ID nor CLUSTERRUN_LOCAL_NODE_RANK is set"
         raise NodeError(NodeExit.RENDEZVOUS_FAILED, f"this is not a task of a job: {why}")
@@ -65,12 +65,12 @@ def local_node(rank: int) -> str:
     return f"local{rank}"
 
 
-def _slurm(env: Mapping[str, str], nodes: int) -> Identity:
+def _slurm_identity(env: Mapping[str, str], nodes: int) -> Identity:
     """Return the identity of a Slurm task, whose step may run on fewer nodes than the job."""
-    text = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or ""
-    hosts = _nodes(text)
+    nodelist = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or ""
+    hosts = _nodes(nodelist)
     if len(hosts) != nodes:
-        message = f"Slurm gave {len(hosts)} nodes ({text}), but the job was planned for {nodes}"
+        message = f"Slurm gave {len(hosts)} nodes ({nodelist}), but the job was planned for {nodes}"
         raise NodeError(NodeExit.RENDEZVOUS_FAILED, message)
     rank = _number(env, "SLURM_NODEID")
     return Identity(
@@ -78,7 +78,7 @@ def _slurm(env: Mapping[str, str], nodes: int) -> Identity:
         node=env.get("SLURMD_NODENAME") or hosts[rank],
         node_rank=rank,
         nodes=hosts,
-        conductor=next(iter(_nodes(env.get("SLURM_JOB_NODELIST", ""))), hosts[0]),  # the batch host
+        conductor=(_nodes(env.get("SLURM_JOB_NODELIST", "")) or hosts)[0],  # the batch host
     )
 
 

@@ -1,4 +1,4 @@
-"""Choose ports that differ between jobs on one node, try others; find an address's interface."""
+"""Choose ports that differ between jobs on one node; find addresses and their interfaces."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ def listening_socket(port: int, host: str = "") -> socket.socket:
 
 def free_port(ports: tuple[int, ...]) -> int:
     """Return the first port that is free now. Raises OSError if none is."""
-    last = OSError("no port to try")
+    last_error = OSError("no port to try")
     for port in ports:
         try:
             listening_socket(port).close()
             return port
         except OSError as error:
-            last = error
-    raise last
+            last_error = error
+    raise last_error
 
 
 def why_closed(address: str, port: int, within_s: float) -> str:
-    """Return why a port of another machine is not reached; "" if it is."""
+    """Return why a port of another machine can't be reached; "" if it can."""
     try:
         socket.create_connection((address, port), within_s).close()
     except OSError as error:
@@ -63,12 +63,12 @@ def why_closed(address: str, port: int, within_s: float) -> str:
 
 
 def own_addresses() -> list[str]:
-    """Return the addresses at which other machines may reach this one."""
+    """Return this machine's IP addresses, except loopback and IPv6 link-local ones."""
     import psutil
 
-    found = [each for addresses in psutil.net_if_addrs().values() for each in addresses]
-    known = [each.address for each in found if each.family in (socket.AF_INET, socket.AF_INET6)]
-    return [address for address in known if not address.startswith(("127.", "::1", "fe80:"))]
+    found = [item for items in psutil.net_if_addrs().values() for item in items]
+    of_ip = [item.address for item in found if item.family in (socket.AF_INET, socket.AF_INET6)]
+    return [address for address in of_ip if not address.startswith(("127.", "::1", "fe80:"))]
 
 
 def interface_of(address: str) -> str:

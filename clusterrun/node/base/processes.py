@@ -16,7 +16,7 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 SYS_PIDFD_OPEN = 434  # on x86-64, arm64 and ppc64
 KILL_S = 5.0
-_STATE, _EXIT_CODE = 0, 49  # fields of /proc/<pid>/stat, counted after the name
+_STATE, _EXIT_CODE = 0, 49  # fields of /proc/<pid>/stat, counted from the one after the name
 
 
 def adopt_orphans() -> None:
@@ -55,7 +55,7 @@ def is_running(pid: int) -> bool:
 
 
 def stat_fields(pid: int) -> list[str]:
-    """Return what /proc/<pid>/stat has after the process's name; [] if it is gone."""
+    """Return the fields of /proc/<pid>/stat after the process's name; [] if it is gone."""
     with contextlib.suppress(OSError):
         text = Path(f"/proc/{pid}/stat").read_bytes().decode(errors="replace")
         return text.rpartition(")")[2].split()
@@ -77,8 +77,8 @@ def kill_descendants(unawaited: Collection[int] = (), spared: Collection[int] = 
     """
     deadline = time.monotonic() + KILL_S
     while left := [pid for pid in _kill_all(spared) if pid not in unawaited]:
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
+        with contextlib.suppress(ChildProcessError):  # none is left
+            while os.waitpid(-1, os.WNOHANG)[0]:  # reap all that have ended
                 continue
         if time.monotonic() > deadline:
             return left
@@ -87,8 +87,8 @@ def kill_descendants(unawaited: Collection[int] = (), spared: Collection[int] = 
 
 
 def _kill_all(spared: Collection[int]) -> list[int]:
-    """Kill all descendants; return the pids of those that were left."""
-    # The kernel may leave out a child while another exits: believe an empty list the second time.
+    """Kill all descendants but the `spared`; return the pids that were found."""
+    # The kernel may leave out a child while another exits: list again if there seems to be none.
     found = [pid for pid in descendants() or descendants() if pid not in spared]
     for pid in found:
         with contextlib.suppress(ProcessLookupError):
@@ -97,20 +97,20 @@ def _kill_all(spared: Collection[int]) -> list[int]:
 
 
 def descendants(pid: int | None = None) -> list[int]:
-    """Return the pids of a process's children, and of theirs; None is this process."""
+    """Return the pids of all descendants of a process; None is this process."""
     found = _children(pid or os.getpid())
-    for pid in found:  # it grows
+    for pid in found:  # the list grows in the loop
         found += _children(pid)
     return found
 
 
 def _children(pid: int) -> list[int]:
-    """Return the pids of a process's children, without a look at the machine's other processes."""
+    """Return the pids of a process's children, without listing all processes of the machine."""
     found: list[int] = []
     for thread in Path(f"/proc/{pid}/task").glob("[0-9]*"):
         try:
             found += map(int, (thread / "children").read_text().split())
-        except ProcessLookupError:
+        except ProcessLookupError:  # the thread has ended
             continue
         except FileNotFoundError:
             if thread.exists():  # a kernel without CONFIG_PROC_CHILDREN
@@ -135,7 +135,7 @@ def fork() -> int:
 
 @contextlib.contextmanager
 def held(*numbers: int) -> Iterator[None]:
-    """Block signals in this thread, and in the processes that it starts; they arrive afterwards."""
+    """Block signals in this thread and in the processes that it starts; deliver them afterwards."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield
@@ -148,17 +148,17 @@ def fork_answer(work: Callable[[], str], timeout_s: float) -> str | None:
     reader, writer = os.pipe()
     if not (child := fork()):
         try:
-            signal.set_wakeup_fd(-1)  # the parent's
+            signal.set_wakeup_fd(-1)  # a signal must not write to the parent's
             with open(writer, "wb") as answer:
                 answer.write(work().encode())
         finally:
             os._exit(0)
     os.close(writer)
-    until, parts = time.monotonic() + timeout_s, list[bytes]()
+    deadline, parts = time.monotonic() + timeout_s, list[bytes]()
     try:
         with open(reader, "rb", buffering=0) as pipe:
-            while select.select([pipe], [], [], max(0.0, until - time.monotonic()))[0]:
-                if not (part := pipe.read(1 << 16)):
+            while select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                if not (part := pipe.read(1 << 16)):  # the fork has closed its end
                     return b"".join(parts).decode() or None
                 parts.append(part)
         return None
@@ -168,7 +168,7 @@ def fork_answer(work: Callable[[], str], timeout_s: float) -> str | None:
 
 
 def has_children(besides: Collection[int] = ()) -> bool:
-    """Return whether this process has started any other than `besides`, which still runs."""
+    """Return whether this process has running children other than `besides`."""
     return any(pid not in besides and is_running(pid) for pid in _children(os.getpid()))
 
 
@@ -177,21 +177,21 @@ def reap_adopted(besides: Collection[int]) -> None:
     with contextlib.suppress(ChildProcessError):
         while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             if ended.si_pid in besides:
-                return  # others reap it; until then, waitid returns it again
+                return  # other code reaps it; until then, waitid would return it again
             os.waitpid(ended.si_pid, 0)
 
 
 def allocated_cpus(env: Mapping[str, str]) -> int:
     """Count the CPUs that this node's task may use."""
-    text = env.get("SLURM_CPUS_PER_TASK", "")
+    requested = env.get("SLURM_CPUS_PER_TASK", "")
     allowed = len(os.sched_getaffinity(0))
-    return min(int(text), allowed) if text.isdigit() and int(text) else allowed
+    return min(int(requested), allowed) if requested.isdigit() and int(requested) else allowed
 
 
-def openmp(names: Collection[str], *, ranks: int, nodes: int) -> dict[str, str]:
-    """Return the number of threads as OpenMP reads it; {} if it is among the job's variables."""
+def openmp_threads(names: Collection[str], *, ranks: int, nodes: int) -> dict[str, str]:
+    """Return OMP_NUM_THREADS for `ranks` per node; {} if it is in `names`, which the job sets."""
     if "OMP_NUM_THREADS" in names:
         return {}
-    # The nodes that are simulated share one machine.
+    # Simulated nodes share one machine.
     processes = ranks * (nodes if "CLUSTERRUN_LOCAL_NODE_RANK" in os.environ else 1)
     return {"OMP_NUM_THREADS": str(max(1, allocated_cpus(os.environ) // processes))}

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-LINE_CHARS = 1000  # of an error
+LINE_CHARS = 1000  # of the line that describes an error
 _T = TypeVar("_T")
 
 
@@ -51,12 +51,12 @@ def task_error(context: Mapping[str, Any]) -> str:
 
 
 async def guarded(work: Coroutine[Any, Any, _T], guard: Coroutine[Any, Any, None]) -> _T:
-    """Await `work` while `guard` runs; raise what the guard raises."""
+    """Await `work` while `guard` runs; if the guard raises first, raise its error."""
     working, guarding = asyncio.ensure_future(work), asyncio.ensure_future(guard)
     try:
         await asyncio.wait({working, guarding}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            guarding.result()
+            guarding.result()  # raises its error, if any
         return await working
     finally:
         working.cancel()
@@ -73,7 +73,7 @@ class SharedDisk:
     def do(self, work: Callable[[], _T]) -> asyncio.Future[_T]:
         """Queue work; return a future for its result."""
         future: Future[_T] = Future()
-        future.set_running_or_notify_cancel()  # who stops waiting does not stop the work
+        future.set_running_or_notify_cancel()  # a caller that stops waiting cannot cancel the work
         self._queue.put((work, future))
         return asyncio.wrap_future(future)
 

@@ -49,13 +49,13 @@ class Agents:
         self._paths, self._plan, self._job_id, self._wake = paths, plan, job_id, wake
         self._listener: socket.socket | None = None
         self._thread: threading.Thread | None = None
-        self._is_there = threading.Event()
+        self._is_ready = threading.Event()  # the thread serves, or has failed
         self._loop: asyncio.AbstractEventLoop | None = None  # the thread's
-        self._running: asyncio.Task[None] | None = None
-        self._new: type[Leader]
+        self._serving: asyncio.Task[None] | None = None  # runs `_run`; `close` cancels it
+        self._leader_class: type[Leader]  # which the thread imports
         self._leader: Leader | None = None
-        self._knocking: list[asyncio.StreamWriter] = []
-        self._first = 0
+        self._unadmitted: list[asyncio.StreamWriter] = []  # connections, the oldest first
+        self._first_attempt = 0
         self.state = AgentsState.EXIT
         self.tell: Callable[[str], None] = say_on_stderr
 
@@ -79,21 +79,21 @@ class Agents:
         """Expect the agents of an attempt, as soon as a thread serves. Raises ClusterrunError."""
         if self._listener is None:
             self._listener = self._listen()
-        if self._loop is None:
-            self.state, self._first = AgentsState.TRAIN, attempt  # `_run` leads it
+        if self._loop is None:  # no thread serves yet: `_run` leads the attempt once one does
+            self.state, self._first_attempt = AgentsState.TRAIN, attempt
         elif not self._ask(self._begin(attempt)):
             raise ClusterrunError("the thread that leads the agents does not answer")
 
     def _listen(self) -> socket.socket:
         """Listen on the first free candidate port. Raises ClusterrunError."""
-        limit, wanted = raise_descriptor_limit(), needed_descriptors(self._plan.nodes, 0)
+        limit, wanted = raise_descriptor_limit(), needed_descriptors(self._plan.nodes, ranks=0)
         if limit < wanted:
             text = f"{self._plan.nodes} nodes need {wanted} open files in one process"
             raise ClusterrunError(f"{text}; ulimit -Hn is {limit}")
         host = LOOPBACK if self._plan.cluster.scheduler.is_this_machine else ""
         root = self._paths.root
-        job = f"{self._job_id}:{root.parent.name}/{root.name}"
-        ports = candidate_ports(job, 0, self._plan.port_range)
+        job = f"{self._job_id}:{root.parent.name}/{root.name}"  # decides which ports are tried
+        ports = candidate_ports(job, 0, self._plan.port_range)  # 0 stands for the agents
         for port in ports:
             with contextlib.suppress(OSError):
                 return listening_socket(port, host)
@@ -103,7 +103,7 @@ class Agents:
     def serve(self) -> None:
         """Start the thread if it does not run. The step starts first: it need not wait for this."""
         if self._thread is None:
-            self._is_there.clear()
+            self._is_ready.clear()
             self._thread = threading.Thread(target=self._serve, name="agents", daemon=True)
             self._thread.start()
 
@@ -118,28 +118,28 @@ class Agents:
 
     def finish(self) -> Ending | None:
         """Return how the attempt ended, once its step has ended; None if it never began."""
-        if self._thread is not None and self._is_there.wait(START_S) and self._leader is not None:
+        if self._thread is not None and self._is_ready.wait(START_S) and self._leader is not None:
             self._ask(self._leader.finish())
         return self.ending
 
     def close(self) -> None:
         """Close all connections: agents that are left end."""
-        if self._running is not None:
-            self._soon(self._running.cancel)
+        if self._serving is not None:
+            self._soon(self._serving.cancel)
 
     def _ask(self, work: Coroutine[Any, Any, _T]) -> _T | None:
-        """Have the thread do something; return None if that fails or takes too long."""
+        """Run `work` in the thread; return its result, or None if it fails or takes too long."""
         import asyncio
 
         if self._loop is None:
             work.close()
             return None
-        asked = asyncio.run_coroutine_threadsafe(work, self._loop)
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
-            return asked.result(ANSWER_S)
+            return future.result(ANSWER_S)
         except Exception:  # noqa: BLE001 - the conductor decides without an answer
             print_trouble()
-            asked.cancel()
+            future.cancel()
             return None
 
     def _soon(self, act: Callable[[], object]) -> None:
@@ -161,9 +161,9 @@ class Agents:
             if self._listener is not None:
                 self._listener.close()
             self._listener = self._loop = self._leader = self._thread = None
-            self._reached(None, AgentsState.LEFT)
+            self._reached(None, AgentsState.LEFT)  # as `_leader` is None now
         finally:
-            self._is_there.set()
+            self._is_ready.set()  # after a failure, `finish` must not wait
 
     async def _run(self) -> None:
         """Lead the first attempt and those that follow, until `close` is called."""
@@ -173,33 +173,33 @@ class Agents:
         from clusterrun.node.conductor.leader import Leader
         from clusterrun.node.link.connection import STRANGER_BYTES
 
-        self._new = Leader  # its import may be slow: before `begin` counts on the loop
-        self._loop, self._running = asyncio.get_running_loop(), asyncio.current_task()
+        self._leader_class = Leader  # slow to import; once `_loop` is set, `begin` expects answers
+        self._loop, self._serving = asyncio.get_running_loop(), asyncio.current_task()
         self._loop.set_exception_handler(lambda _, context: self.tell(task_error(context)))
-        self._lead(self._first)
+        self._lead(self._first_attempt)
         server = await asyncio.start_server(
-            self._knocked, sock=self._listener, limit=STRANGER_BYTES, backlog=BACKLOG
+            self._admit, sock=self._listener, limit=STRANGER_BYTES, backlog=BACKLOG
         )
-        self._is_there.set()
+        self._is_ready.set()
         await server.serve_forever()
 
-    async def _knocked(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Admit a connection to the attempt, or close it; close the oldest of too many."""
+    async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Admit a new connection to the attempt, or close it; close the oldest of too many."""
         is_admitted, leader = False, self._leader
-        self._knocking.append(writer)
-        if len(self._knocking) > self._plan.nodes + STRANGERS:  # they hold descriptors
-            self._knocking.pop(0).close()
+        self._unadmitted.append(writer)
+        if len(self._unadmitted) > self._plan.nodes + STRANGERS:  # they hold descriptors
+            self._unadmitted.pop(0).close()
         try:
             is_admitted = leader is not None and await leader.head.admit(reader, writer)
         finally:
-            if writer in self._knocking:
-                self._knocking.remove(writer)
+            if writer in self._unadmitted:
+                self._unadmitted.remove(writer)
             if not is_admitted:
                 writer.close()
 
     def _lead(self, attempt: int) -> None:
         about = (self._paths, self._plan, attempt, self._job_id)
-        self._leader = self._new(*about, self._reached, self.tell)
+        self._leader = self._leader_class(*about, self._reached, self.tell)
         self._reached(self._leader, AgentsState.TRAIN)
 
     def _reached(self, leader: Leader | None, state: AgentsState) -> None:
@@ -208,16 +208,17 @@ class Agents:
             self._wake()
 
     async def _begin(self, attempt: int) -> bool:
-        """Lead an attempt, instead of the one whose agents have gone."""
+        """Lead an attempt instead of the last one, whose agents have gone."""
         if self._leader is not None:
             await self._leader.abandon()
         self._lead(attempt)
-        return True
+        return True  # `_ask` returns None if this fails
 
     async def _go_on(self, attempt: int) -> bool:
-        """Have the agents that rest begin an attempt, if they all do."""
-        if (before := self._leader) is None or not before.head.is_whole:
+        """Have the agents begin an attempt; return False if not all of them rest."""
+        last_leader = self._leader
+        if last_leader is None or not last_leader.head.is_whole:
             return False
         self._lead(attempt)
-        before.head.release(attempt)
+        last_leader.head.release(attempt)
         return True

@@ -31,14 +31,14 @@ from clusterrun.shared.state import JobState
 if TYPE_CHECKING:
     from clusterrun.node.recovery.rules import Decision
 
-LOOK_S = 0.5
+LOOK_S = 0.5  # between two polls of the step
 ROOM_S, ROOM_POLL_S = 600.0, 5.0  # how long to wait for space on a disk
 SILENCE_S = 5.0  # between two calls of a scheduler that does not answer
 REQUEUE_TRIES = 6
 LOAD_S = 5.0  # into the job, when its ranks import what they need
 RELEASE_S = 3.0  # for a step to end after its agents have exited
 
-_Done = TypeVar("_Done")
+_Result = TypeVar("_Result")
 
 
 class Finish(NamedTuple):
@@ -75,7 +75,7 @@ class Conductor:
     time_is_short: bool = False
     continues_elsewhere: bool = False
     ends_at: float = float("inf")  # by `clock`, if only the conductor enforces the time limit
-    due: dict[Callable[[], None], float] = field(default_factory=dict)
+    due: dict[Callable[[], None], float] = field(default_factory=dict)  # when to call, by `clock`
     owner: str = field(
         default_factory=lambda: f"{os.uname().nodename} {os.getpid()} {os.urandom(8).hex()}"
     )
@@ -90,7 +90,7 @@ class Conductor:
             print_trouble()
             finish = self.terminated or Finish(state=JobState.FAILED, code=1)
         if self.step is not None:
-            self._dismiss()
+            self._dismiss_agents()
             self.step.kill()
         self.agents.close()
         if finish.state is not None and not self.continues_elsewhere:
@@ -109,25 +109,26 @@ class Conductor:
             say_on_stderr(reason)
             self._register()
             return Finish(state=JobState.FAILED, code=int(Exit.USAGE))
-        self._take()
+        self._take_attempt()
         self._limit_time()
         self.due[self._register] = self.clock() + self.host.register_after_s
-        self.due[self._load] = self.clock() + LOAD_S
+        self.due[self._load_rules] = self.clock() + LOAD_S
         while True:
-            self._check()
-            self._run_step()
-            self._check()
-            if self.code and not self.agents_rest:
+            self._handle_signals()
+            self._run_attempt()
+            self._handle_signals()
+            if self.code and not self.agents_rest:  # if agents rest, no other conductor runs
                 self._await_scheduler()
             self._leave_if_followed()
             if not self.code:
-                self._examine()
+                self._record_suspicions()
                 return Finish(state=JobState.COMPLETED, code=0)
             decision = self._decide()
-            is_same = decision.next is Next.RELAUNCH and decision.exclude == self.excluded
-            if not (is_same and self.agents_rest):  # they stay for the next attempt
-                self._release_step(decision.exclude)
-            self._check()
+            is_on_same_nodes = decision.next is Next.RELAUNCH and decision.exclude == self.excluded
+            keeps_agents = self.agents_rest and is_on_same_nodes
+            if not keeps_agents:
+                self._release_step(at_once=bool(decision.exclude))  # a lost node may delay it
+            self._handle_signals()
             if decision.next is not Next.RELAUNCH and self.host.was_requeued():
                 self._leave("this job was already requeued, by its script or by a user")
             if decision.next is Next.RELAUNCH:
@@ -137,10 +138,8 @@ class Conductor:
             else:
                 return self._hand_over(decision)
 
-    # Attempts
-
-    def _take(self) -> None:
-        """Take the next attempt; exit if another job has taken it."""
+    def _take_attempt(self) -> None:
+        """Take the next attempt of the run; end this job if another one has taken it."""
         try:
             if not self.attempt:
                 self.paths.attempts_dir.mkdir(mode=0o700, exist_ok=True)
@@ -148,66 +147,80 @@ class Conductor:
             while not self._with_room(partial(take_attempt, self.paths, number, self.owner)):
                 if self.attempt:
                     self._leave(f"attempt {number} of this run has begun elsewhere")
-                number += 1  # the first of this job: another number is free
+                number += 1  # this job has no attempt yet: it may begin with any free number
         except OSError as error:
             say_on_stderr(f"cannot write to {self.paths.attempts_dir}: {error}")
             raise _OverError(Finish(state=JobState.FAILED, code=1)) from error
         self.attempt = number
         self.paths.end.unlink(missing_ok=True)  # an earlier attempt's
 
-    def _run_step(self) -> None:
-        """Run the attempt, in a new step unless the agents that rested have taken it."""
-        is_relaunch, is_taken = self.step is not None, self.agents_rest
+    def _run_attempt(self) -> None:
+        """Run the attempt, in a new step unless agents that rested have begun it; set `code`."""
+        needs_step = not self.agents_rest
         try:
-            code = self._await_step() if is_taken else None
-            # The step of the agents that rested may have ended before they began the attempt.
-            is_unbegun = code is not None and not (
-                self.terminated or self.agents.have_met or self.agents.finish()
-            )
-            if is_unbegun or not is_taken:
-                self.agents.begin(self.attempt)
-                self.step = self.host.start(
-                    self.attempt,
-                    port=self.agents.port,
-                    is_relaunch=is_relaunch,
-                    excluded=self.excluded,
-                )
-                self.agents.serve()
-                code = self._await_step()
+            if self.agents_rest:
+                status = self._await_step()
+                needs_step = self._ended_before_attempt(status)
+            if needs_step:
+                self._start_step()
+                status = self._await_step()
         except (OSError, ClusterrunError) as error:
             say_on_stderr(f"cannot start attempt {self.attempt}: {describe(error)}")
             raise _OverError(Finish(state=JobState.FAILED, code=127)) from error
-        # Without a code, the step still runs: its agents rest, or it waits for a lost node.
-        self.code = int(NodeExit.NODE_LOST) if code is None else code
-        ending = self.agents.finish() if code is not None else self.agents.ending
-        if self.code and ending is not None:  # the agents know which rank failed first
-            self.code = ending.code or self.code
-        elif self.code:  # a failed setup's, if any: srun has that of the task that it killed last
-            with contextlib.suppress(OSError, ValueError):
-                self.code = int(self.paths.status(self.attempt).read_text(encoding="ascii"))
+        self.code = self._attempt_status(status)
+
+    def _start_step(self) -> None:
+        """Start a step whose agents run the attempt. Raises OSError and ClusterrunError."""
+        self.agents.begin(self.attempt)
+        port, is_relaunch = self.agents.port, self.step is not None
+        self.step = self.host.start(
+            self.attempt, port=port, is_relaunch=is_relaunch, excluded=self.excluded
+        )
+        self.agents.serve()
 
     def _await_step(self) -> int | None:
-        """Wait until the step ends; return None if its agents rest, or have left it."""
+        """Wait for the step's end; return its status, or None if its agents rest or have left."""
         self.agents_rest = False
-        code = None
-        while self.step and (code := self.step.poll()) is None:
+        status = None
+        while self.step and (status := self.step.poll()) is None:
             self.agents_rest = self.agents.state is AgentsState.REST
             if self.agents_rest or self.agents.state is AgentsState.LEFT:
                 break
             self._wait(LOOK_S)
-        return code
+        return status
+
+    def _ended_before_attempt(self, status: int | None) -> bool:
+        """Return whether the step of the agents that rested ended before they began the attempt."""
+        if status is None or self.terminated or self.agents.have_met:
+            return False
+        return self.agents.finish() is None  # they have reported no end, either
+
+    def _attempt_status(self, step_status: int | None) -> int:
+        """Return the attempt's exit status; `step_status` is None if the step still runs."""
+        if step_status is None:  # the agents rest, or the step waits for a lost node
+            status, ending = int(NodeExit.NODE_LOST), self.agents.ending
+        else:
+            status, ending = step_status, self.agents.finish()
+        if status == 0:
+            return 0
+        if ending is not None:  # the agents know which rank failed first
+            return ending.code or status
+        # A failed setup line leaves its status in a file; srun has that of the last task it killed.
+        with contextlib.suppress(OSError, ValueError):
+            return int(self.paths.status(self.attempt).read_text(encoding="ascii"))
+        return status
 
     def _relaunch(self, decision: Decision) -> None:
         """Take the next attempt; agents that rest begin it, unless they cannot."""
         self.excluded = decision.exclude
-        self._take()
-        if decision.state is JobState.TIMEOUT:  # on this machine, which has no queue
+        self._take_attempt()
+        if decision.state is JobState.TIMEOUT:  # interrupted, and no queue: a new time limit
             self._limit_time()
-        elif self.time_is_short:  # the warning came before
+        elif self.time_is_short:  # a warning came before: this attempt must save, too
             write_request(self.paths.request(self.attempt), Reason.TIME_LIMIT)
         self.agents_rest = self.agents_rest and self.agents.go_on(self.attempt)
         if not self.agents_rest:
-            self._release_step(())
+            self._release_step(at_once=False)
 
     def _limit_time(self) -> None:
         """Set when to warn and to end the ranks, if only the conductor enforces the time limit."""
@@ -215,22 +228,21 @@ class Conductor:
         self.ends_at = self.clock() + self.host.time_limit_s
         self.due |= {self._warn: self.ends_at - self.plan.warning_s, self._terminate: self.ends_at}
 
-    # What follows
-
     def _await_scheduler(self) -> None:
         """Wait until the scheduler answers; leave if it has started the job elsewhere meanwhile."""
-        says = f"the decision after attempt {self.attempt} waits until slurmctld answers"
+        text = f"the decision after attempt {self.attempt} waits until slurmctld answers"
+        is_reported = False
         while not self.host.answers():
             self._leave_if_followed()
-            self._check()
-            if says:
-                say_on_stderr(says)
-            says = ""
+            self._handle_signals()
+            if not is_reported:
+                is_reported = True
+                say_on_stderr(text)
             self._pause(SILENCE_S)
 
     def _leave_if_followed(self) -> None:
-        if who := followed_by(self.paths, self.attempt, self.owner):
-            self._leave(who)
+        if why := followed_by(self.paths, self.attempt, self.owner):
+            self._leave(why)
 
     def conclude(self) -> Decision:
         """Ask the rule book what follows the attempt. Raises OSError and ValueError."""
@@ -240,7 +252,7 @@ class Conductor:
         return conclude(self.paths, self.attempt, self.code, host.environ, host.unreachable)
 
     def _decide(self) -> Decision:
-        """Return and print the decision; end the run if there is none."""
+        """Return and print what follows the attempt; end the run if that cannot be decided."""
         try:
             decision = self.conclude()
         except Exception as error:
@@ -249,8 +261,8 @@ class Conductor:
         say_on_stderr(f"attempt {self.attempt}: {decision.next.value}: {decision.why}")
         return decision
 
-    def _examine(self) -> None:
-        """Record what is suspect about a success; no trouble with that may fail the run."""
+    def _record_suspicions(self) -> None:
+        """Record what is suspect about a success; an error in this must not fail the run."""
         try:
             from clusterrun.node.recovery.suspicions import examine
 
@@ -258,17 +270,17 @@ class Conductor:
         except Exception as error:  # noqa: BLE001 - the run has succeeded
             say_on_stderr(f"cannot examine attempt {self.attempt}: {error}")
 
-    def _dismiss(self) -> None:
-        """Have the agents that rest leave."""
+    def _dismiss_agents(self) -> None:
+        """Have the agents exit, if they rest."""
         if self.agents_rest:
             self.agents_rest = False
             self.agents.dismiss()
 
-    def _release_step(self, lost: tuple[str, ...]) -> None:
-        """Kill the rest of the step; unless nodes are lost, first wait briefly for it to end."""
-        self._dismiss()
-        patience = self.clock() + (0.0 if lost else RELEASE_S)
-        while self.step and self.step.poll() is None and self.clock() < patience:
+    def _release_step(self, *, at_once: bool) -> None:
+        """Have the step end, and kill it: `at_once`, or only if it does not end soon."""
+        self._dismiss_agents()
+        deadline = self.clock() + (0.0 if at_once else RELEASE_S)
+        while self.step and self.step.poll() is None and self.clock() < deadline:
             self._wait(0.2)
         if self.step:
             self.step.kill()
@@ -277,16 +289,16 @@ class Conductor:
         """Have Slurm start the run's next job: this one again, or a successor."""
         from clusterrun.node.base.processes import held  # the rule book has imported it
 
-        self.continues_elsewhere = True  # `_terminate` writes no end
+        self.continues_elsewhere = True  # so that a SIGTERM meanwhile records no end of the run
         if decision.next is Next.REQUEUE and self._requeue():
             return ELSEWHERE
         try:
-            with held(signal.SIGTERM):  # an unrecorded job could not be cancelled
+            with held(signal.SIGTERM):  # the job must be recorded: else nobody could cancel it
                 job_id = self.host.submit_successor(decision.exclude)
         except (ClusterrunError, OSError, ValueError) as error:
             job_id = ""
             say_on_stderr(f"cannot submit a successor: {describe(error)}")
-        self._wait(0)  # for a SIGTERM that was held
+        self._wait(0)  # handle a SIGTERM that was held back
         if job_id:
             say_on_stderr(f"job {job_id} continues the run")
             self.host.stay_down()
@@ -295,7 +307,7 @@ class Conductor:
             say_on_stderr("this job is requeued instead")
             return ELSEWHERE
         self.continues_elsewhere = False
-        self._check()
+        self._handle_signals()  # a SIGTERM that came meanwhile ends the run after all
         hint = f"run 'clusterrun resume {self.host.job_id}'"
         say_on_stderr(f"the run does not continue automatically; {hint}")
         return Finish(state=decision.state, code=self.code)
@@ -314,26 +326,24 @@ class Conductor:
             say_on_stderr(f"Slurm does not requeue this job: {refusal}")
         return not refusal
 
-    def _leave(self, who: str) -> NoReturn:
+    def _leave(self, why: str) -> NoReturn:
         self.continues_elsewhere = True
-        say_on_stderr(who)
+        say_on_stderr(why)
         raise _OverError(ELSEWHERE)
 
-    # Signals and time
-
-    def _check(self) -> None:
-        """Handle pending signals; raise if the job was ended."""
+    def _handle_signals(self) -> None:
+        """Handle pending signals, and do what is due; raise _OverError if the job was ended."""
         self._wait(0)
         if self.terminated:
-            # On Slurm, `_terminate` has recorded the code; elsewhere, the step's code counts.
-            code = self.terminated.code if self.host.is_witness else self.code
+            # On Slurm, end.json already has this code; elsewhere, the step's own counts if not 0.
+            code = self.terminated.code if self.host.records_end else self.code
             raise _OverError(Finish(state=self.terminated.state, code=code or self.terminated.code))
 
     def _pause(self, seconds: float) -> None:
         until = self.clock() + seconds
         while (left := until - self.clock()) > 0:
             self._wait(left)
-            self._check()
+            self._handle_signals()
 
     def _wait(self, seconds: float) -> None:
         """Wait at most `seconds` for signals; handle them, then do what is due."""
@@ -343,17 +353,18 @@ class Conductor:
                 self._terminate()
             elif number in (signal.SIGUSR1, signal.SIGUSR2):
                 self._warn()
-        for deed, at in list(self.due.items()):
+        for action, at in list(self.due.items()):
             if self.clock() >= at:
-                del self.due[deed]
-                deed()
+                del self.due[action]
+                action()
 
     def _warn(self) -> None:
         """Have the ranks save and exit: the time limit is near, or a person requests it."""
         self.time_is_short = True
-        if self.attempt:  # its leader looks for requests
-            write_request(path := self.paths.request(self.attempt), Reason.TIME_LIMIT)
-            if read_request(path) is None:  # the disk is full
+        if self.attempt:
+            path = self.paths.request(self.attempt)  # the attempt's leader looks for it
+            write_request(path, Reason.TIME_LIMIT)
+            if read_request(path) is None:  # the disk is full: try again later
                 self.due[self._warn] = self.clock() + ROOM_POLL_S
 
     def _terminate(self) -> None:
@@ -365,15 +376,15 @@ class Conductor:
         is_over = self.host.is_over() or self.clock() >= self.ends_at
         state = JobState.TIMEOUT if is_over else JobState.CANCELLED
         self.terminated = Finish(state=state, code=int(NodeExit.CANCELLED))
-        if who := followed_by(self.paths, self.attempt, self.owner):
+        if why := followed_by(self.paths, self.attempt, self.owner):
             self.continues_elsewhere = True
-            say_on_stderr(who)
-        elif self.host.is_witness and not self.continues_elsewhere:
+            say_on_stderr(why)
+        elif self.host.records_end and not self.continues_elsewhere:
             # Slurm may kill this process before the step is gone: record the end now.
             # Elsewhere, the loop records it later.
             with contextlib.suppress(OSError):
                 write_end(self.paths, state, self.terminated.code)
-            if self.host.was_requeued():  # that is why Slurm ends it
+            if self.host.was_requeued():  # Slurm ends the job to run it again
                 self.continues_elsewhere = True
                 self.paths.end.unlink(missing_ok=True)
         if self.step is not None:
@@ -387,7 +398,7 @@ class Conductor:
             trouble = f"cannot register {self.paths.root}"
             say_on_stderr(f"{trouble}, so 'clusterrun list' does not show this run: {error}")
 
-    def _load(self) -> None:
+    def _load_rules(self) -> None:
         """Import the rule book, once the ranks have started: the disk may be slow later."""
         try:
             from clusterrun.node.recovery import conclude, rules, suspicions  # noqa: F401
@@ -396,20 +407,18 @@ class Conductor:
         except Exception as error:  # noqa: BLE001 - it is loaded when it is needed
             say_on_stderr(f"cannot load the rule book yet: {error}")
 
-    # Full disks
-
-    def _with_room(self, deed: Callable[[], _Done], *, is_last: bool = False) -> _Done:
-        """Run `deed`; retry for ROOM_S while the disk is full. `is_last`: even after SIGTERM."""
-        pause = self._wait if is_last else self._pause
-        until, is_reported = self.clock() + ROOM_S, False
+    def _with_room(self, write: Callable[[], _Result], *, is_last: bool = False) -> _Result:
+        """Return `write()`; retry for ROOM_S if the disk is full. `is_last`: even after SIGTERM."""
+        pause = self._wait if is_last else self._pause  # `_pause` raises after SIGTERM
+        deadline, is_reported = self.clock() + ROOM_S, False
         while True:
             try:
-                return deed()
+                return write()
             except OSError as error:
-                # A run that has started survives any disk error.
+                # For a run that has started, any disk error is treated as temporary.
                 has_started = self.attempt > 0 and self.paths.attempts_dir.is_dir()
-                may_pass = has_started or error.errno in (errno.ENOSPC, errno.EDQUOT)
-                if not may_pass or self.clock() > until:
+                is_temporary = has_started or error.errno in (errno.ENOSPC, errno.EDQUOT)
+                if not is_temporary or self.clock() > deadline:
                     raise
                 if not is_reported:
                     is_reported = True
@@ -417,9 +426,9 @@ class Conductor:
             pause(ROOM_POLL_S)
 
     def _write_end(self, state: JobState, code: int) -> None:
-        """Write end.json; wait for room on the disk if nothing else records the end."""
+        """Write end.json; wait for room on the disk unless the host also records the end."""
         try:
-            if self.host.is_witness:  # Slurm also records it
+            if self.host.records_end:
                 write_end(self.paths, state, code)
             else:
                 self._with_room(partial(write_end, self.paths, state, code), is_last=True)

@@ -31,7 +31,7 @@ class Host(Protocol):
     """Where a run's attempts run; the defaults are for a host without a queue."""
 
     job_id: str
-    is_witness: bool = False  # the host also records how the job ended, as end.json does
+    records_end: bool = False  # the host, like end.json, records how the job ended
     register_after_s: float = 0.0  # that the submitter may take to record the job
     time_limit_s: float = float("inf")  # which the conductor enforces
     environ: Mapping[str, str]
@@ -72,7 +72,7 @@ class Host(Protocol):
         return False
 
     def unreachable(self, nodes: Sequence[str]) -> tuple[str, ...]:
-        """Return those of some nodes that can't be reached."""
+        """Return which of these nodes can't be reached."""
         del nodes
         return ()
 
@@ -102,8 +102,8 @@ class Signals:
             os.set_blocking(descriptor, False)
         signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         for number in HEARD:
-            signal.signal(number, lambda *_: None)
-        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+            signal.signal(number, lambda *_: None)  # no default action; the pipe gets the number
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])  # unblock what a parent has blocked
 
     def wake(self) -> None:
         """Have `wait` return now; another thread may call this."""

@@ -50,44 +50,44 @@ class Leader:
         number: int,
         job_id: str,
         reached: Callable[[Leader, AgentsState], None],  # called when all agents rest, or have left
-        tell: Callable[[str], None],
+        tell: Callable[[str], None],  # writes a line to the job's output
     ) -> None:
         self._paths, self._plan, self._number = paths, plan, number
         self._reached, self._tell = reached, tell
         self._disk, self._tasks = SharedDisk(), Tasks()
-        self._preparing: asyncio.Future[None] | None = None
+        self._preparing: asyncio.Future[None] | None = None  # `_prepare_run_dir`
         self._account = Account(paths, number, job_id)
         realm = Realm(paths=paths, attempt=number)
-        may_lack = plan.is_smoke
-        self.head = Head(realm, plan.nodes, self._timeout_s, self._disk, may_lack=may_lack)
-        self.head.heard = self._heard
+        lacks = plan.is_smoke  # a check of the nodes reports those that do not join
+        self.head = Head(realm, plan.nodes, self._timeout_s, self._disk, may_lack_nodes=lacks)
+        self.head.heard = self._handle_report
         self.ending: Ending | None = None  # None until it has ended, and if nodes did not meet
         self._interruption: Interruption  # these two while the ranks run
         self._hangs: hangs.HangWatch
-        self._is_printed = self._have_ended_well = False
+        self._is_printed = False  # a node has printed why the attempt ends
+        self._have_ended_well = False  # ranks of the first node
         self._leading = asyncio.ensure_future(self._lead())
 
     def _timeout_s(self) -> float:
-        """Return how long the first node that joins waits for the others."""
-        plan = self._plan
-        if not plan.is_smoke:
-            return float(plan.rendezvous_timeout_s)
+        """Return how long the first node that joins waits for others; less in a check of nodes."""
+        if not self._plan.is_smoke:
+            return float(self._plan.rendezvous_timeout_s)
         now = time.time()
         # A busy node may take as long again to start as the first one took.
         took_s = now - (read_attempt(self._paths, self._number).taken_at or now)
-        return JOIN_S + JOIN_NODE_S * plan.nodes + min(max(took_s, 0.0), START_MOST_S)
+        return JOIN_S + JOIN_NODE_S * self._plan.nodes + min(max(took_s, 0.0), START_MOST_S)
 
     async def _lead(self) -> None:
         """Lead the attempt to its end, then let its agents rest or exit; report their state."""
         state = AgentsState.LEFT  # without a leader, agents are not awaited
         try:
-            await self.head.secret()  # each agent has to prove that it knows it
+            await self.head.secret()  # read it now: each agent has to prove that it knows it
             ending = await self._run()
             if ending.failure is not None and ending.cause is Cause.NODE_LOST:
-                lost = asdict(ending.failure)
-                self.event("failed", **{"ts": lost.pop("at"), **lost})
+                loss = asdict(ending.failure)
+                self.event("failed", ts=loss.pop("at"), **loss)
             await self._record(ending)  # the step may end while the agents stop
-            is_quiet = not self.head.is_launched or await self.head.stop(ending)
+            have_stopped = not self.head.is_launched or await self.head.stop(ending)
             self._tasks.cancel()
             await self._record(ending)  # again: the ranks may have saved since
             if ending.code and not self._is_printed:
@@ -97,7 +97,7 @@ class Leader:
             if can_rest and ending.cause.is_failure:
                 self._reached(self, AgentsState.REST)
                 await self.head.until_released(WORD_S)
-            if is_quiet and not (is_lost or self.head.has_lost_rest):
+            if have_stopped and not is_lost and not self.head.has_lost_rest:
                 state = AgentsState.EXIT
         except Exception:  # noqa: BLE001 - without a leader, the attempt has to end
             print_trouble()
@@ -125,8 +125,8 @@ class Leader:
         """Have the nodes meet and launch the ranks; return how the attempt is to end."""
         try:
             await self._disk.do(self._account.open)
-            reports = await self.head.meet(self._check_open)
-            if self._preparing is not None:
+            reports = await self.head.meet(self._check_setup)
+            if self._preparing is not None:  # a message during `meet` has started it
                 await self._preparing
             self.head.check_refused()
             parameters = self._decide(reports)
@@ -134,11 +134,11 @@ class Leader:
             ending, self._is_printed = Ending.refused(error), error.is_told
             await self.head.refuse(ending)
             return ending
-        self._watch()
+        self._start_watching()
         self.head.welcome(parameters)
         return await self.head.decision.wait()
 
-    async def _check_open(self) -> None:
+    async def _check_setup(self) -> None:
         """Raise NodeError if a setup line has failed on a node, which has printed it and left."""
         path = self._paths.status(self._number)
         with contextlib.suppress(OSError, ValueError):
@@ -155,25 +155,20 @@ class Leader:
     def _named(self, text: str) -> str:
         return f"{self.head.names[0]}: {text}" if self.head.names else text
 
-    # What is recorded on the first node
-
     def event(self, kind: str, /, **fields: Any) -> None:
-        """Record an event."""
-        event = {"ts": round(time.time(), 6), **fields}
-        self.head.tell("event", name=kind, fields=event)
+        """Record an event on the first node."""
+        self.head.tell("event", name=kind, fields={"ts": round(time.time(), 6), **fields})
 
     def say(self, text: str) -> None:
         """Write to the first node's log and to the job's output."""
         self.head.tell("say", text=text)
         self._tell(self._named(text))
 
-    # While the nodes meet
-
     def _decide(self, reports: Sequence[Report]) -> LaunchParameters:
         """Decide how to launch. Raises NodeError if a node may not take part."""
         if found := problems(reports):
             raise NodeError(NodeExit.NODE_UNFIT, "; ".join(found))
-        self._judge(reports)
+        self._report_preflight(reports)
         first = reports[0]
         return LaunchParameters(
             address=self.head.first_address,
@@ -182,80 +177,79 @@ class Leader:
             variables=first.variables,
         )
 
-    def _judge(self, reports: Sequence[Report]) -> None:
-        """Judge what preflight found on the nodes. Raises NodeError."""
+    def _report_preflight(self, reports: Sequence[Report]) -> None:
+        """Report what preflight found. Raises NodeError if a check failed and that is enforced."""
         self._account.unfit = tuple(report.node for report in reports if _is_unfit(report))
         found = findings({report.node: report.checks for report in reports})
-        failed = [each for each in found if each.severity is Severity.FAIL]
-        for each in found:
-            self.head.tell("say", text=f"preflight: {each.severity.value}: {each}")
-        for each in failed:
-            self._tell(f"preflight: {each}")
+        failed = [finding for finding in found if finding.severity is Severity.FAIL]
+        for finding in found:  # in the first node's log
+            self.head.tell("say", text=f"preflight: {finding.severity.value}: {finding}")
+        for finding in failed:  # in the job's output
+            self._tell(f"preflight: {finding}")
         if failed:
-            self.event("preflight", findings=[each.to_data() for each in failed])
+            self.event("preflight", findings=[finding.to_data() for finding in failed])
         if failed and self._plan.preflight is Preflight.ENFORCE:
-            names = ", ".join(f"{each.id} on {named(each.nodes)}" for each in failed)
+            names = ", ".join(f"{finding.id} on {named(finding.nodes)}" for finding in failed)
             text = f"preflight failed: {names}"
             raise NodeError(NodeExit.NODE_UNFIT, text, cause=Cause.PREFLIGHT)
 
-    # While the ranks run
-
-    def _heard(self, kind: str, message: dict[str, Any]) -> None:
-        """Take what agents report; but for `interrupt`, only the first node does."""
+    def _handle_report(self, kind: str, message: dict[str, Any]) -> None:
+        """Handle `nodes` and `interrupt` from any agent, and other kinds from the first node's."""
+        event = message.get("event")
         if kind == "nodes" and self._preparing is None:
             self._preparing = asyncio.ensure_future(self._prepare_run_dir())
         elif not self.head.is_launched:
             return
-        elif kind == "rank_event" and isinstance(event := message.get("event"), dict):
-            self._take(event)
+        elif kind == "rank_event" and isinstance(event, dict):
+            self._handle_event(event)
         elif kind == "progress":
             self._have_ended_well |= bool(message.get("ended_well"))
             self._hangs.heard_of(calls=int(message["calls"]), printed=int(message["printed"]))
-            self._interruption.is_used |= bool(message["calls"])
+            self._interruption.is_used |= bool(message["calls"])  # of should_checkpoint()
         elif kind == "warned":
-            self._interruption.warned(are_caught=message.get("are_caught") is True)
+            self._interruption.handle_warning(are_caught=message.get("are_caught") is True)
         elif kind == "interrupt":
-            self._interruption.ending()
+            self._interruption.handle_sigterm()
 
     async def _prepare_run_dir(self) -> None:
         """Record which node has which ranks, and make the checkpoint directory.
 
         It must exist before a node's file system caches that it does not.
         """
-        paths, names = self._paths, self.head.names
+        paths, plan, names = self._paths, self._plan, self.head.names
 
         def prepare() -> None:
             paths.checkpoints_dir.mkdir(mode=0o700, exist_ok=True)
-            procs = self._plan.procs_per_node
-            amend_attempt(paths, self._number, nodes=names, procs_per_node=procs)
+            amend_attempt(paths, self._number, nodes=names, procs_per_node=plan.procs_per_node)
 
         try:
             await self._disk.do(prepare)
         except OSError as error:  # log readers work without it
             self.say(f"cannot write {paths.attempt_record(self._number)}: {error}")
 
-    def _take(self, event: dict[str, Any]) -> None:
-        """Take an event of a rank of the first node."""
+    def _handle_event(self, event: dict[str, Any]) -> None:
+        """Pass on an event of a rank of the first node to what depends on it."""
         kind = event.get("type")
-        if kind == "resumed":  # it writes a file
+        if kind == "resumed":  # `take` writes a file for this one
             self._disk.do(partial(self._account.take, event))
         else:
             self._account.take(event)
-        if kind == "asks":
+        if kind == "asks":  # the script has asked when to save
             self._interruption.is_used = True
         if kind == "checkpoint":
             self._interruption.saved()
         self._hangs.heard(event)
 
-    def _watch(self) -> None:
-        """Watch all nodes for interruptions and hangs."""
+    def _start_watching(self) -> None:
+        """Watch all nodes for interruptions and hangs, from now on."""
         from clusterrun.node.watch.interruption import Interruption, named_signals
 
         plan, head, paths = self._plan, self.head, self._paths
-        # More ranks may yet fail alike. If most do, the script is at fault; no restart has to wait.
-        head.decision.may_wait = lambda alike, reports: (
+        # Wait for more ranks that fail at the same place: if most do, the script is at fault. This
+        # delays no restart: without a checkpoint, the run stops.
+        head.decision.may_wait = lambda alike, failed: (
             0 < alike <= plan.world_size / 2
-            and reports < plan.world_size
+            and failed < plan.world_size
             and needs_checkpoint(plan, self._account.checkpoint)
         )
         self._interruption = Interruption(
@@ -292,39 +286,39 @@ class Leader:
                 newest = await self._disk.do(self._paths.newest_attempt)
             await asyncio.sleep(LOOK_S)
         text = f"attempt {later} of this run has begun elsewhere"
-        self.head.report_failure(lost_node(next(iter(self.head.names), ""), text))
+        self.head.report_failure(lost_node(self.head.names[0] if self.head.names else "", text))
 
     async def _watch_progress(self) -> None:
-        """Watch for hangs, and for ranks that keep running after others ended."""
+        """Watch for hangs, and for ranks that keep running after others have ended."""
         while True:
             self._hangs.check()
             if self._have_ended_well or any(peer.is_done for peer in self.head.peers.values()):
-                self._hangs.leaving()
+                self._hangs.watch_leavers()
             await asyncio.sleep(LOOK_S)
 
     async def _keep_evidence(self, found: list[hangs.RankPlace]) -> None:
-        """Record where all ranks are, before they are ended because of a hang."""
+        """Record where all ranks are, and have them write dumps, before they are ended."""
         path = self._paths.stacks(self._number)
-        written = self._disk.do(partial(write_whole, path, json.dumps(hangs.to_data(found))))
+        writing = self._disk.do(partial(write_whole, path, json.dumps(hangs.to_data(found))))
         await self.head.questions.ask("dump")
-        await written  # the watch waits for no more than half a minute
+        await writing  # the disk may be slow: the caller sets a time limit
 
 
 def problems(reports: Sequence[Report]) -> list[str]:
     """Return the problems that keep these nodes from training together, with node names."""
-    nodes: dict[str, list[str]] = defaultdict(list)
+    nodes_by_problem: dict[str, list[str]] = defaultdict(list)
+    versions = {}
     for report in reports:
-        nodes[report.problem].append(report.node)
-    unfit = [f"{fold_hosts(names)}: {problem}" for problem, names in nodes.items() if problem]
-    versions = {
-        each.node: {f"versions.{k}": v for k, v in each.versions.items()} for each in reports
-    }
+        nodes_by_problem[report.problem].append(report.node)
+        versions[report.node] = {f"versions.{name}": v for name, v in report.versions.items()}
+    nodes_by_problem.pop("", None)  # the nodes without a problem
+    unfit = [f"{fold_hosts(nodes)}: {problem}" for problem, nodes in nodes_by_problem.items()]
     broken = [each.text for each in differences(versions) if each.severity is Severity.FAIL]
     return [*unfit, *(f"versions differ between nodes: {text}" for text in broken)]
 
 
 def _is_unfit(report: Report) -> bool:
-    """Return whether a check failed on this node; all nodes share the paths."""
+    """Return whether a check failed on this node, but for those of paths, which all nodes share."""
     failed = (each.id for each in report.checks if each.severity is Severity.FAIL)
     return any(not name.startswith("path.") for name in failed)
 
@@ -335,12 +329,11 @@ def decided_precision(planned: Precision, reports: Sequence[Report]) -> str:
         return str(planned.value)
     from clusterrun.estimates.gpus import has_bf16  # slow to import; asked only for GPUs
 
-    head = reports[0]
-    if not head.capabilities:
-        what = "the compute capability of its GPUs to choose bf16 or fp16"
-        text = f"{head.node}: cannot read {what}; set --mixed-precision"
-        raise NodeError(NodeExit.NODE_UNFIT, text)
-    if not has_bf16(min(head.capabilities)):
+    first = reports[0]
+    if not first.capabilities:
+        text = "cannot read the compute capability of its GPUs to choose bf16 or fp16"
+        raise NodeError(NodeExit.NODE_UNFIT, f"{first.node}: {text}; set --mixed-precision")
+    if not has_bf16(min(first.capabilities)):
         return Precision.FP16.value
     able = [each.node for each in reports if each.capabilities and has_bf16(min(each.capabilities))]
     if unable := [report.node for report in reports if report.node not in able]:

@@ -40,22 +40,23 @@ class Started(NamedTuple):
 def begin(run_dir: str) -> Callable[[], None] | None:
     """Fork the forge of this process, if the run has one on this node; return None.
 
-    In a rank that the forge has forked, return what the rank is to run.
+    In a rank that the forge has forked, return what the rank is to run. Note what the environment
+    was `before` the setup lines of env.sh, which passes it through a pipe.
     """
     _restore_signals()
     before = before_setup(int(os.environ[PIPE])) if PIPE in os.environ else {}
-    rank = next((os.environ[name] for name in _NODE_RANKS if name in os.environ), "")
+    is_head = next((os.environ[name] for name in _NODE_RANKS if name in os.environ), "") == "0"
     with contextlib.suppress(Exception):  # the agent reports an unreadable plan
-        plan = json.loads(Path(run_dir, "plan.json").read_text())
-        is_needed = plan["launcher"] == "forge" or (plan["launcher"] == "direct" and rank == "0")
-        if is_needed and (run := _fork(run_dir, before, is_head=rank == "0")):
+        launcher = json.loads(Path(run_dir, "plan.json").read_text())["launcher"]
+        is_needed = launcher == "forge" or (launcher == "direct" and is_head)  # to ask accelerate
+        if is_needed and (run := _fork(run_dir, before, is_head=is_head)):
             return run
     note_given(os.environ, before)
     return None
 
 
 def _restore_signals() -> None:
-    """Restore the signals that a start in the background, or by nohup, has set to be ignored."""
+    """Restore signals that were ignored at the start, as by nohup, but not node.sh's WARNINGS."""
     for number in signal.valid_signals() - {*_PYTHON_IGNORES, *WARNINGS}:
         if signal.getsignal(number) is signal.SIG_IGN:
             is_int = number == signal.SIGINT
@@ -63,31 +64,31 @@ def _restore_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-def begun() -> Started | None:
-    """Return the forge that `begin` has started, once."""
+def take_started_forge() -> Started | None:
+    """Return the forge that `begin` has started, if any; later calls return None."""
     return _started.pop() if _started else None
 
 
 def _fork(run_dir: str, before: Mapping[str, str], *, is_head: bool) -> Callable[[], None] | None:
     """Fork the forge; return None, and in each rank that it forks what the rank is to run."""
-    # A packet arrives whole, also if a fork sends others.
-    ours, theirs = ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    for end in ends:
+    # Packets arrive whole, even if the forge and its forks send some at the same time.
+    agent_end, forge_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in (agent_end, forge_end):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET_BYTES)
     output, agent = unnamed_file(), os.getpid()
-    is_alone = len(os.listdir("/proc/self/task")) == 1
+    is_alone = len(os.listdir("/proc/self/task")) == 1  # no other thread
     if pid := os.fork():
-        theirs.close()
-        _started.append(Started(pid, ours, output))
+        forge_end.close()
+        _started.append(Started(pid, agent_end, output))
         return None
     try:
-        ours.close()
+        agent_end.close()
         os.setsid()
-        _let_go_of_inherited(output)
+        _close_inherited(output)
         process: Any = importlib.import_module("clusterrun.node.forge.process")
-        process.serve(Path(run_dir), agent, theirs, before, is_head=is_head, is_alone=is_alone)
+        process.serve(Path(run_dir), agent, forge_end, before, is_head=is_head, is_alone=is_alone)
         worker: Any = importlib.import_module(WORKER_MODULE)
-    except BaseException:  # noqa: BLE001 - nothing above is meant for this process
+    except BaseException:  # noqa: BLE001 - the callers' handlers are meant for the agent
         traceback.print_exc()
         sys.stdout.flush()
         os._exit(1)
@@ -95,8 +96,8 @@ def _fork(run_dir: str, before: Mapping[str, str], *, is_head: bool) -> Callable
     return run
 
 
-def _let_go_of_inherited(output: int) -> None:
-    """Close what the shell has left open, as a new process would, and write to `output`."""
+def _close_inherited(output: int) -> None:
+    """Close what the shell has left open, read nothing from stdin, and print to `output`."""
     empty = os.open(os.devnull, os.O_RDONLY)
     for target, source in enumerate((empty, output, output)):
         os.dup2(source, target)
@@ -104,7 +105,7 @@ def _let_go_of_inherited(output: int) -> None:
     os.close(output)
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
-            if int(name) > 2 and os.get_inheritable(int(name)):  # what Python opens is not
+            if int(name) > 2 and os.get_inheritable(int(name)):  # not one that Python has opened
                 os.close(int(name))
 
 

@@ -27,10 +27,10 @@ class Forge:
     def __init__(self, started: Started) -> None:
         self.pid, self._process = started.pid, psutil.Process(started.pid)
         self._socket, self._output = started.link, started.output
-        self._changed_at = time.monotonic()
+        self._answered_at = time.monotonic()
         self.importing = ""  # a module, during whose import it follows no orders
         self.why_closed = self.problem_of_store = ""
-        self._has_libraries = self._is_ended = False
+        self._has_libraries = self._have_forks_ended = False  # libraries: torch, accelerate
         self._variables: dict[str, Any] | None = None
         self._shown = 0  # bytes of its output that have been taken
         self.pids: list[int] = []
@@ -43,11 +43,11 @@ class Forge:
             self._send("variables", env=env, arguments=list(arguments))
 
         def is_known() -> bool:
-            # With its libraries, the forge answers even if a module of the user closes it.
-            cannot_come = bool(self.why_closed) and not self._has_libraries
-            return self._variables is not None or cannot_come
+            # Once the forge has torch and accelerate, it answers even if a later import closes it.
+            will_not_come = bool(self.why_closed) and not self._has_libraries
+            return self._variables is not None or will_not_come
 
-        await self._until(is_known, IMPORT_S)
+        await self._take_until(is_known, IMPORT_S)
         why = self.why_closed or "accelerate launch does not answer"
         found: dict[str, Any] = self._variables or {"problem": why}
         return found.get("common", {}), found.get("problem", "")
@@ -64,26 +64,26 @@ class Forge:
 
     def take_answers(self) -> None:
         """Take the answers that have come, and close the forge if it is dead or takes too long."""
-        is_dead, is_empty = self.is_dead, False  # a fork may hold its end of the socket
-        while not is_empty:
+        is_dead, has_more = self.is_dead, True  # if it is dead, a fork may keep its socket open
+        while has_more:
             try:
                 self._take(receive(self._socket, socket.MSG_DONTWAIT))
             except ConnectionResetError:  # it ended with orders unread; its answers follow
                 is_dead = True
-            except BlockingIOError:
-                is_empty = True
-            except (OSError, ValueError):
-                is_dead = is_empty = True
+            except BlockingIOError:  # no answer is left
+                has_more = False
+            except (OSError, ValueError):  # the other end is closed
+                is_dead, has_more = True, False
         if is_dead:
-            self._closed(f"the forge {self.how_ended()}")
+            self._note_closed(f"the forge {self.how_ended()}")
             return
-        if self.importing and time.monotonic() - self._changed_at > IMPORT_S:
+        if self.importing and time.monotonic() - self._answered_at > IMPORT_S:
             text = f"importing {self.importing} takes longer than {IMPORT_S:.0f} s"
             self.close(f"{text}; hint: {INSTEAD}")
 
     def _take(self, answer: dict[str, Any]) -> None:
         """Note an event of the forge: "open" when it can fork ranks, "closed" if it cannot."""
-        self._changed_at = time.monotonic()
+        self._answered_at = time.monotonic()
         match answer.pop("event"):
             case "importing":
                 self.importing = answer["module"]
@@ -93,7 +93,7 @@ class Forge:
                 self.importing = ""
             case "closed":
                 self.importing = ""
-                self._closed(answer["why"])
+                self._note_closed(answer["why"])
             case "variables":
                 self._variables = answer
             case "store":
@@ -101,9 +101,9 @@ class Forge:
             case "started":
                 self.pids = answer["pids"]
             case "ended":
-                self._is_ended = True
+                self._have_forks_ended = True
 
-    def _closed(self, why: str) -> None:
+    def _note_closed(self, why: str) -> None:
         if self.importing:
             why = f"{why} while it imported {self.importing}; hint: {INSTEAD}"
         self.importing = ""
@@ -134,27 +134,27 @@ class Forge:
             send(self._socket, {"order": order, **fields})
         except OSError as error:
             self.take_answers()  # it may have ended
-            self._closed(f"the forge does not take orders: {error.strerror}")
+            self._note_closed(f"the forge does not accept orders: {error.strerror}")
 
-    async def _until(self, is_so: Callable[[], bool], limit_s: float) -> None:
-        """Take answers until `is_so()`, the forge is dead or the time is up."""
+    async def _take_until(self, is_done: Callable[[], bool], limit_s: float) -> None:
+        """Take answers until `is_done()`, the forge is dead or the time is up."""
         loop, deadline = asyncio.get_running_loop(), time.monotonic() + limit_s
         self.take_answers()
-        while not is_so() and not self.is_dead and (left_s := deadline - time.monotonic()) > 0:
-            came = asyncio.Event()
-            loop.add_reader(self._socket, came.set)
+        while not is_done() and not self.is_dead and (left_s := deadline - time.monotonic()) > 0:
+            has_answer = asyncio.Event()
+            loop.add_reader(self._socket, has_answer.set)
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(came.wait(), min(left_s, 1.0))
+                await asyncio.wait_for(has_answer.wait(), min(left_s, 1.0))
             loop.remove_reader(self._socket)
             self.take_answers()
         self.take_answers()  # it may have ended since
 
     async def end(self) -> None:
         """End all that it has forked; it stays ready for the next attempt."""
-        self._is_ended = False
+        self._have_forks_ended = False
         self._send("end")
-        await self._until(lambda: self._is_ended, END_S)
-        if not self._is_ended:
+        await self._take_until(lambda: self._have_forks_ended, END_S)
+        if not self._have_forks_ended:
             self.close("the forge did not end its ranks in time")
 
     def close(self, why: str) -> None:

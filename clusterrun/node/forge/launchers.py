@@ -25,7 +25,7 @@ OF_RANK = frozenset({"RANK", "LOCAL_RANK", "ROLE_RANK", "TORCHELASTIC_ERROR_FILE
 
 
 def main(argv: Sequence[str]) -> int:
-    """Do what an agent has started this process for: it leaves signals to the agent."""
+    """Do what an agent has started this process for, and leave signals to the agent."""
     agent, what, *words = argv
     die_with_parent(int(agent))
     leave_to_agent()
@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def accelerate_launch(failures_file: Path, arguments: Sequence[str]) -> int:
-    """Launch the ranks and wait; return 1 if any failed, and record which: accelerate does not."""
+    """Launch the ranks and wait; return 1 if any failed, and write which: accelerate does not."""
     os.environ["CLUSTERRUN_LAUNCHER_PID"] = str(os.getpid())
     _keep_torch_quiet()
     import subprocess
@@ -50,7 +50,7 @@ def accelerate_launch(failures_file: Path, arguments: Sequence[str]) -> int:
         return 0
     except ChildFailedError as error:
         failures = error.failures.items()
-        entries = [{"rank": rank, "exitcode": each.exitcode} for rank, each in failures]
+        entries = [{"rank": rank, "exitcode": failure.exitcode} for rank, failure in failures]
         write_whole(failures_file, json.dumps(entries))
     except subprocess.CalledProcessError as error:  # from its launcher for one process
         write_whole(failures_file, json.dumps([{"rank": 0, "exitcode": error.returncode}]))
@@ -92,53 +92,53 @@ def capture(
     The launchers run as usual, but start nothing and meet no other node.
     """
 
-    def show(*_: Any, **given: Any) -> NoReturn:
-        if given.get("numa_options") is not None:
+    def answer_instead(*_: Any, **options: Any) -> NoReturn:
+        if options.get("numa_options") is not None:
             raise ValueError("torch binds the ranks to NUMA nodes")
-        if (envs := given.get("envs")) is None:  # accelerate's launcher for one process
-            answer([_new(given["env"], before)])
-        given["logs_specs"].reify(envs)  # adds the error files
-        answer([_new({**os.environ, **envs[local]}, before) for local in sorted(envs)])
+        if (envs := options.get("envs")) is None:  # accelerate's launcher for one process
+            answer([_added(options["env"], before)])
+        options["logs_specs"].reify(envs)  # adds the error files
+        answer([_added({**os.environ, **envs[local]}, before) for local in sorted(envs)])
 
     from accelerate.commands import launch
     from torch.distributed.elastic.agent.server import local_elastic_agent
 
-    local_elastic_agent.LocalElasticAgent._rendezvous = _number
-    local_elastic_agent.start_processes = show
-    launch.subprocess = SimpleNamespace(Popen=show)
+    local_elastic_agent.LocalElasticAgent._rendezvous = _assign_ranks
+    local_elastic_agent.start_processes = answer_instead
+    launch.subprocess = SimpleNamespace(Popen=answer_instead)
     launch.launch_command(launch.launch_command_parser().parse_args(list(arguments)))
     raise ValueError("accelerate launch started no rank")
 
 
-def _new(of_rank: Mapping[str, str], before: Mapping[str, str]) -> dict[str, str]:
+def _added(of_rank: Mapping[str, str], before: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in of_rank.items() if before.get(name) != value}
 
 
-def _number(_: Any, group: Any) -> None:
-    """Number the ranks of this node as torch's rendezvous does, which would wait for the others."""
+def _assign_ranks(_: Any, group: Any) -> None:
+    """Assign this node's ranks as torch's rendezvous does, which would wait for the other nodes."""
     from torch.distributed.elastic.agent.server import Worker
 
     spec = group.spec
-    known, size = spec.rdzv_handler, spec.local_world_size
+    static, size = spec.rdzv_handler, spec.local_world_size
     group.store = object()
-    group.group_rank, group.group_world_size = known.rank, known.world_size
-    group.master_addr, group.master_port = known.master_addr, known.master_port
-    first, world = known.rank * size, known.world_size * size
+    group.group_rank, group.group_world_size = static.rank, static.world_size
+    group.master_addr, group.master_port = static.master_addr, static.master_port
+    first, world = static.rank * size, static.world_size * size
     group.workers = [Worker(n, first + n, first + n, world, world) for n in range(size)]
 
 
 def host_store(
-    address: str, port: int, nodes: int, timeout_s: int, is_there: Callable[[], None]
+    address: str, port: int, nodes: int, timeout_s: int, report_open: Callable[[], None]
 ) -> NoReturn:
     """Host the ranks' store until killed, as torch's static rendezvous would on the first node."""
     from datetime import timedelta
 
     from torch.distributed import TCPStore
 
-    waits_s = timedelta(seconds=timeout_s)
-    store = TCPStore(address, port, nodes, True, waits_s, wait_for_workers=False, multi_tenant=True)
-    is_there()
-    while store:
+    timeout = timedelta(seconds=timeout_s)
+    store = TCPStore(address, port, nodes, True, timeout, wait_for_workers=False, multi_tenant=True)
+    report_open()
+    while store:  # this reference keeps it open
         signal.pause()
     os._exit(0)
 

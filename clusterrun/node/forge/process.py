@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from clusterrun.node.base.processes import die_with_parent, fork, held, openmp
+from clusterrun.node.base.processes import die_with_parent, fork, held, openmp_threads
 from clusterrun.node.forge import launchers, ranks
 from clusterrun.node.forge.begin import receive, send
 from clusterrun.node.forge.project import Changes, ProjectFiles, RankStart, read_early
@@ -33,7 +33,7 @@ from clusterrun.shared.own_modules import WORKER_MODULE
 
 KILL_S = 5.0
 IDLE_S = 10.0  # after which it imports, for the next attempt, what each rank imports itself
-NAMED = 3  # variables in a message
+SHOWN = 3  # variables in a message
 
 
 class ForgeProcess:
@@ -42,10 +42,10 @@ class ForgeProcess:
     def __init__(self, link: socket.socket, plan: Mapping[str, Any], *, is_alone: bool) -> None:
         self._link, self._plan, self._is_alone = link, plan, is_alone
         self._handlers = ranks.Handlers()
-        self._before = dict(os.environ)
-        self._modules = set(sys.modules)
+        self._first_environ = dict(os.environ)
+        self._first_modules = set(sys.modules)
         self._children: list[int] = []  # reaped at the end: the agent looks, too
-        self._why_closed = "its modules are not imported"
+        self._why_closed = "its modules are not imported"  # "" once it is open
         self._project = ProjectFiles(plan["entry"])
         self._changes = Changes(self._project)
         self._may_import_late = mmap.mmap(-1, 1)  # a flag that rank 0 of this node sets
@@ -65,19 +65,19 @@ class ForgeProcess:
 
     def load(self, *, is_head: bool) -> None:
         """Import everything, and report whether forks can become ranks."""
-        gc.disable()  # all of it stays
+        gc.disable()  # all that is imported stays
         strategy = self._plan["strategy"]
-        of_ranks = ranks.imports_of_all(strategy, self._project.imported)
+        of_ranks = ranks.deepspeed_imports(strategy, self._project.imported)
         try:
-            if not is_head:  # the head needs the libraries anyway, to answer
+            if not is_head:  # fail before any import; the head needs the libraries to answer
                 self._check_variables(of_ranks)
             libraries = ["torch", "torch.distributed", "accelerate"]
             if strategy.startswith("zero"):
                 libraries.append("deepspeed")
             ranks.preload(libraries, self._importing)
             self._tell("imported")
-            if is_head:
-                self._obey_up_to("variables")  # now: a bad module must not prevent the answer
+            if is_head:  # answer now: a module that is imported below may fail
+                self._obey_up_to("variables")
             if self._plan["launcher"] == "direct":
                 raise Closed("launch.launcher is direct")
             if not self._is_alone:
@@ -110,10 +110,10 @@ class ForgeProcess:
         if place := self._changes.place:
             hint = "pass the variables with --env NAME=VALUE, and remove this line"
             raise Closed(f"{place} may set any variable, including one that an import reads", hint)
-        if early := read_early(self._changes.names, modules):
-            named = ", ".join(early[:NAMED])
-            hint = f"pass it with --env {early[0]}=VALUE, and remove it from the script"
-            raise Closed(f"the script may set {named} before it imports what reads it", hint)
+        if names := read_early(self._changes.names, modules):
+            shown = ", ".join(names[:SHOWN])
+            hint = f"pass it with --env {names[0]}=VALUE, and remove it from the script"
+            raise Closed(f"the script may set {shown} before it imports what reads it", hint)
 
     def serve(self) -> None:
         """Follow orders; return in each rank."""
@@ -121,7 +121,7 @@ class ForgeProcess:
             continue
 
     def _follow(self) -> bool:
-        """Follow the next order, or import meanwhile; return whether this is now a rank."""
+        """Follow the next order, or import while none comes; return whether this is now a rank."""
         if select.select([self._link], [], [], IDLE_S)[0]:
             return self._obey(self._order())
         if self._may_import_late[0]:
@@ -132,7 +132,7 @@ class ForgeProcess:
         """Import what ranks import when they begin to train, which takes a second or more."""
         self._may_import_late[0] = 0
         try:
-            late = ranks.between_attempts(self._project, self._changes.names)
+            late = ranks.late_imports(self._project, self._changes.names)
             ranks.preload(late, lambda _: None)
         except Exception as error:  # noqa: BLE001 - its ranks must live, and the next can start anew
             self._close(error)
@@ -145,8 +145,8 @@ class ForgeProcess:
                 self._find_variables(order)
             case "store":
                 address, port, nodes, timeout_s = order["place"]
-                is_there = partial(self._tell, "store")
-                host = partial(launchers.host_store, address, port, nodes, timeout_s, is_there)
+                report_open = partial(self._tell, "store")
+                host = partial(launchers.host_store, address, port, nodes, timeout_s, report_open)
                 self._run_in_fork(host, "store")
             case "launch":
                 return self._launch(order)
@@ -158,12 +158,12 @@ class ForgeProcess:
     # The environment and the store: forks that never become ranks
 
     def _find_variables(self, order: Mapping[str, Any]) -> None:
-        """Answer what `accelerate launch` adds to the ranks' environment."""
-        given = order["env"]
+        """Answer, from a fork, what `accelerate launch` adds to the ranks' environment."""
+        env = order["env"]
 
         def find() -> NoReturn:
-            os.environ.update(given)
-            launchers.capture(order["arguments"], given, answer)
+            os.environ.update(env)
+            launchers.capture(order["arguments"], env, answer)
 
         def answer(found: list[dict[str, str]]) -> NoReturn:
             self._tell("variables", common=launchers.common(found))
@@ -194,10 +194,10 @@ class ForgeProcess:
         self._may_import_late[0] = 0
         try:
             for environ in order["ranks"]:
-                environ.update({n: v for n, v in order["env"].items() if n not in environ})
-                ranks.check_environment(self._before, environ)
-            added = ranks.added_path(self._before, order["ranks"][0])
-            ranks.check_modules(self._project, added, set(sys.modules) - self._modules)
+                environ.update({**order["env"], **environ})
+                ranks.check_environment(self._first_environ, environ)
+            added = ranks.added_path(self._first_environ, order["ranks"][0])
+            ranks.check_modules(self._project, added, set(sys.modules) - self._first_modules)
             pids = self._fork_ranks(order)
         except Closed as error:
             self._close(error)
@@ -208,10 +208,10 @@ class ForgeProcess:
 
     def _fork_ranks(self, order: Mapping[str, Any]) -> list[int]:
         """Fork all ranks; return their pids, or in a rank []. Raises Closed before any begins."""
-        imported, launcher = set(sys.modules) - self._modules, os.getpid()
+        imported, launcher = set(sys.modules) - self._first_modules, os.getpid()
         gate, problem, pids = os.pipe(), "", list[int]()  # each rank waits for a byte in the pipe
         for local, environ in enumerate(order["ranks"]):
-            with held(*ranks.LEFT_TO_AGENT):  # so that a rank misses none
+            with held(*ranks.LEFT_TO_AGENT):  # they wait until the rank has its own handlers
                 try:
                     pid = fork()
                 except OSError as error:
@@ -220,10 +220,10 @@ class ForgeProcess:
                 if pid == 0:
                     _wait_for_all(*gate)
                     self._link.close()
-                    what = (order["entry"], environ, self._before, order["output"])
+                    what = (order["entry"], environ, self._first_environ, order["output"])
                     ranks.become(*what, order["titles"][local], launcher)
                     if local == 0:
-                        self._compare_when_joined(imported)
+                        self._check_when_joined(imported)
                     self._handlers.restore()
                     return []
             pids.append(pid)
@@ -236,19 +236,20 @@ class ForgeProcess:
             raise Closed(problem, "raise the limit on processes (ulimit -u)")
         return pids
 
-    def _compare_when_joined(self, imported: Collection[str]) -> None:
+    def _check_when_joined(self, imported: Collection[str]) -> None:
         """Have this rank check, when it joins its world, what its script has changed too late."""
         start = RankStart(imported)
 
-        def compare() -> None:
+        def check() -> None:
             with contextlib.suppress(Exception):  # it must not end a training
                 missed = start.missed()
+                # What came in time for the imports so far may be too late for one of datasets.
                 is_changed = missed or start.changed() or start.has_own(["datasets"])
                 self._may_import_late[0] = 0 if is_changed else 1  # for the next attempt
                 if missed and os.environ.get("RANK") == "0":
                     sys.stderr.write(f"clusterrun: {missed}; use --set launch.launcher=direct\n")
 
-        _worker().when_joined.append(compare)
+        importlib.import_module(WORKER_MODULE).when_joined.append(check)
 
     def _kill_all(self) -> None:
         """Kill and reap all that was forked, unless it can't be killed."""
@@ -279,8 +280,8 @@ def serve(
     note_given(os.environ, before)
     # What `rank_environment` sets: libraries read it when they are imported.
     names = [variable["name"] for variable in plan["env"]]
-    os.environ.update(openmp(names, ranks=plan["procs_per_node"], nodes=plan["nodes"]))
-    _worker().leave_last()
+    os.environ.update(openmp_threads(names, ranks=plan["procs_per_node"], nodes=plan["nodes"]))
+    importlib.import_module(WORKER_MODULE).leave_last()  # registered first, it runs last
     forge = ForgeProcess(link, plan, is_alone=is_alone)
     forge.load(is_head=is_head)
     forge.serve()
@@ -292,7 +293,3 @@ def _wait_for_all(gate: int, opener: int) -> None:
     if not os.read(gate, 1):
         os._exit(1)
     os.close(gate)
-
-
-def _worker() -> Any:
-    return importlib.import_module(WORKER_MODULE)

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from importlib.util import resolve_name
 from itertools import accumulate, takewhile
 
-_FILES = 50
+_MOST_FILES = 50  # of a project, that are read
 _RELEVANT = re.compile(rb"environ|dotenv|putenv|unsetenv|read_env|\.path(?:\.insert|\[| *=)")
 _VARIABLE = re.compile("[A-Z][A-Z0-9_]*[A-Z0-9]")
 # Of python-dotenv, environs, django-environ, dynaconf and envparse: they set what a file names.
@@ -25,9 +25,9 @@ class ProjectFiles:
     """What the files of a project say; those that can't be parsed say nothing."""
 
     def __init__(self, entry: Sequence[str]) -> None:
-        # By path, the script first: all syntax of those that may change variables or sys.path.
+        # By path, the script first: all nodes of the files that may change variables or sys.path.
         self.files: dict[str, Nodes] = {}
-        # The packages of others that every rank imports, outside functions and blocks.
+        # The roots of other modules that every rank imports: outside functions and blocks.
         self.imported: set[str] = set()
         self.directories = first_on_path(entry)
         path, package = _script(entry)
@@ -35,12 +35,12 @@ class ProjectFiles:
             self._read(path, package)
 
     def _read(self, path: str, package: str) -> None:
-        """Read a file, and the project's files that it imports; `package` is where it is."""
-        if path in self.files or len(self.files) >= _FILES:
+        """Read a file of `package`, and the project's files that it imports."""
+        if path in self.files or len(self.files) >= _MOST_FILES:
             return
         body, is_relevant = _parsed(path)
-        nodes = (each for node in body for each in ast.walk(node))
-        self.files[path] = tuple(nodes) if is_relevant else ()
+        all_nodes = (node for statement in body for node in ast.walk(statement))
+        self.files[path] = tuple(all_nodes) if is_relevant else ()
         for node in _statements(body):
             is_top_level = node in body
             if isinstance(node, ast.Import):
@@ -53,17 +53,18 @@ class ProjectFiles:
     def _import(self, module: str, names: Sequence[str], *, is_top_level: bool) -> None:
         """Read the files of a module, or note one that the project does not have."""
         parents = accumulate(module.split("."), lambda above, name: f"{above}.{name}")  # a, a.b, …
-        modules = (*parents, *(f"{module}.{name}" for name in names))  # a name may be a module
-        found = [each for each in (_file(each, self.directories) for each in modules) if each[0]]
-        for path, package in found:
-            self._read(path, package)
-        if is_top_level and not found:
+        modules = [*parents, *(f"{module}.{name}" for name in names)]  # a name may be a module
+        files = [_file(module, self.directories) for module in modules]
+        for path, package in files:
+            if path:
+                self._read(path, package)
+        if is_top_level and not any(path for path, _ in files):
             self.imported.add(module.partition(".")[0])
 
 
 def first_on_path(entry: Sequence[str]) -> list[str]:
-    """Return the directory in which Python looks first for what a script imports."""
-    if getattr(sys.flags, "safe_path", False):
+    """Return the directory in which Python looks first for what a script imports, if any."""
+    if getattr(sys.flags, "safe_path", False):  # python -P
         return []
     if entry[0] == "-m":
         return [os.getcwd()]
@@ -76,9 +77,9 @@ def _script(entry: Sequence[str]) -> tuple[str, str]:
     if entry[0] != "-m":
         path = os.path.realpath(entry[0])
         return (os.path.join(path, "__main__.py") if os.path.isdir(path) else path), ""
-    places = [os.getcwd(), *(each for each in sys.path if isinstance(each, str))]
-    main = _file(f"{entry[1]}.__main__", places)
-    return main if main[0] else _file(entry[1], places)
+    directories = [os.getcwd(), *(path for path in sys.path if isinstance(path, str))]
+    main = _file(f"{entry[1]}.__main__", directories)
+    return main if main[0] else _file(entry[1], directories)
 
 
 def _file(module: str, directories: Iterable[str]) -> tuple[str, str]:
@@ -104,15 +105,15 @@ def _parsed(path: str) -> tuple[list[ast.stmt], bool]:
 def _statements(body: Sequence[ast.stmt]) -> list[ast.AST]:
     """Return the statements of a file, then those in its functions and blocks."""
     found: list[ast.AST] = list(body)
-    for node in found:  # it grows
+    for node in found:  # the list grows in the loop
         for part in ("body", "handlers", "orelse", "finalbody", "cases"):
             found += getattr(node, part, ())
     return found
 
 
 def _absolute(node: ast.ImportFrom, package: str) -> str:
-    """Return the module of `from … import`; `package` is where a relative one begins."""
-    with contextlib.suppress(ImportError):  # it begins above the project
+    """Return the module of a `from … import` in a file of `package`; "" if it has too many dots."""
+    with contextlib.suppress(ImportError):  # more dots than `package` has parts
         return resolve_name("." * node.level + (node.module or ""), package)
     return ""
 
@@ -126,7 +127,8 @@ class Changes:
         for file, nodes in project.files.items():
             meanings = _Meanings(nodes)
             for node in nodes:
-                if (found := meanings.changed(node)) is None and not self.place:
+                found = meanings.changed(node)
+                if found is None and not self.place:
                     self.place = f"{os.path.relpath(file)}:{getattr(node, 'lineno', 0)}"
                 names.update(found or ())
         self.names = set(filter(_VARIABLE.fullmatch, names))
@@ -144,9 +146,9 @@ class _Meanings:
             *((_name(n.target), n.value) for n in nodes if isinstance(n, ast.AnnAssign)),
         ]
         for name, value in pairs:
-            for alike in (self._environ, self._loaders):
-                if name and _name(value) in alike:
-                    alike.add(name)
+            for meaning in (self._environ, self._loaders):
+                if name and _name(value) in meaning:
+                    meaning.add(name)
 
     def changed(self, node: ast.AST) -> list[str] | None:
         """Return the variables that an expression changes; None if it may change any."""
@@ -166,35 +168,35 @@ class _Meanings:
         """Return the variables that a call changes; None if it may change any."""
         name, owner = _name(function), _name(getattr(function, "value", None))
         is_of_environ = owner in self._environ
-        if name in self._loaders or any(each.arg in _LOADERS for each in keywords):
-            return None  # a file has their names
+        if name in self._loaders or any(keyword.arg in _LOADERS for keyword in keywords):
+            return None  # only a file that is loaded shows their names
         if is_of_environ and name == "update":
             return _keys([*args, *keywords])
         if name in ("putenv", "unsetenv") or (is_of_environ and name in ("pop", "__setitem__")):
             return _keys(args[:1])
         if is_of_environ and name == "setdefault":
-            found = _keys(args[:1])
-            return None if found is None else [each for each in found if each not in os.environ]
+            keys = _keys(args[:1])
+            return None if keys is None else [key for key in keys if key not in os.environ]
         return []
 
 
 def _keys(nodes: Iterable[ast.AST | None]) -> list[str] | None:
     """Return constants, and the keys of mappings; None if one of them is computed."""
     found: list[str] = []
-    left = list(nodes)
-    for node in left:  # it grows
+    queue = list(nodes)
+    for node in queue:  # the list grows in the loop
         match node:
             case ast.Constant(value=value) | ast.keyword(arg=str() as value):
                 found.append(value.decode() if isinstance(value, bytes) else str(value))
-            case ast.Dict(keys=keys, values=values):  # `**value` has no key
-                left.extend(key or value for key, value in zip(keys, values, strict=True))
+            case ast.Dict(keys=keys, values=values):  # for `**value`, the key is None
+                queue.extend(key or value for key, value in zip(keys, values, strict=True))
             case _:
                 return None
     return found
 
 
 def _name(node: ast.AST | None) -> str:
-    """Return the last part of a name."""
+    """Return the name, or the last part of a dotted one, that a node stands for; else ""."""
     match node:
         case ast.Name(id=name) | ast.Attribute(attr=name) | ast.alias(name=name):
             return name
@@ -240,44 +242,44 @@ def read_early(names: Iterable[str], modules: Iterable[str]) -> list[str]:
     """Return the variables that torch, its companions or these modules read at their import."""
     roots = {module.partition(".")[0] for module in modules}
     early = (*_READ_EARLY, *(prefix for root in roots for prefix in _READ_BY.get(root, ())))
-    # A name of datasets may begin as one of the hub's: HF_DATASETS_ and HF_.
+    # A variable of datasets may begin as those of the hub do: HF_DATASETS_ and HF_.
     late = _LATE if "datasets" in roots else (*_LATE, *_OF_DATASETS)
     return sorted(name for name in {*names} if name.startswith(early) and not name.startswith(late))
 
 
 def directories(project: ProjectFiles) -> list[str]:
-    """Return the directories that a project may put on `sys.path`, as far as its words tell."""
-    found: set[str] = set()
+    """Return a project's own directories, and those that its constants may put on sys.path."""
+    found = set(project.directories)
     for file, nodes in project.files.items():
-        place = os.path.dirname(file)
-        above = os.path.dirname(place)
-        bases = {place, above, os.path.dirname(above), os.getcwd()}
-        for words in _path_texts(nodes):
+        own = os.path.dirname(file)
+        above = os.path.dirname(own)
+        bases = {own, above, os.path.dirname(above), os.getcwd()}
+        for parts in _path_texts(nodes):
             for base in bases:
-                found |= {base, os.path.join(base, *words), *(f"{base}/{word}" for word in words)}
+                found |= {base, os.path.join(base, *parts), *(f"{base}/{part}" for part in parts)}
     return sorted(map(os.path.normpath, found))
 
 
-def shadowing(places: Iterable[str], imported: Collection[str]) -> list[str]:
-    """Return the modules of these directories that would be imported instead of preloaded ones."""
+def shadowing(directories: Iterable[str], imported: Collection[str]) -> list[str]:
+    """Return the modules of these directories that would be imported instead of `imported` ones."""
     roots = {name.partition(".")[0] for name in imported}
     found: set[str] = set()
-    for place in places:
+    for directory in directories:
         with contextlib.suppress(OSError):
-            found |= roots & {_module(entry) for entry in os.scandir(place)}
+            found |= roots & {_module(entry) for entry in os.scandir(directory)}
     return sorted(found)
 
 
 def _module(entry: os.DirEntry[str]) -> str:
-    """Return the name of the module or package that an entry of a directory may be."""
-    name, _, rest = entry.name.partition(".")
-    if not rest:  # without this file, Python prefers a module of a later directory
+    """Return the name of the module or package that an entry of a directory may be; else ""."""
+    name, _, suffix = entry.name.partition(".")
+    if not suffix:  # without __init__.py, Python prefers a module of a later directory
         return name if os.path.exists(os.path.join(entry.path, "__init__.py")) else ""
-    return name if rest == "py" or rest.endswith("so") else ""
+    return name if suffix == "py" or suffix.endswith("so") else ""
 
 
 def _path_texts(nodes: Iterable[ast.AST]) -> Iterator[list[str]]:
-    """Yield the texts in each statement that puts something first on `sys.path`, or may."""
+    """Yield the text constants of each statement that may put something first on `sys.path`."""
     for node in nodes:
         match node:
             case (
@@ -305,16 +307,16 @@ class RankStart:
     def has_own(self, names: Collection[str]) -> list[str]:
         """Return which of these modules are in what the script has put first on sys.path."""
         texts = (path for path in sys.path if isinstance(path, str))  # Python ignores others
-        first = takewhile(lambda path: not path.endswith("-packages"), texts)
-        return shadowing((path for path in first if path not in self._path), names)
+        before_installed = takewhile(lambda path: not path.endswith("-packages"), texts)
+        return shadowing((path for path in before_installed if path not in self._path), names)
 
     def missed(self) -> str:
         """Return what the script has changed after the forge has imported what reads it, or ""."""
-        unread = tuple(name for name, module in _READERS.items() if module not in self._imported)
-        if names := [name for name in self.changed() if not name.startswith(unread)]:
-            text = ", ".join(names)
+        unread = tuple(start for start, module in _READERS.items() if module not in self._imported)
+        if variables := [name for name in self.changed() if not name.startswith(unread)]:
+            text = ", ".join(variables)
             return f"the script changes {text} too late: the forge has imported what reads it"
-        if names := self.has_own(self._imported):
-            text = f"the script has its own {', '.join(names)}"
+        if modules := self.has_own(self._imported):
+            text = f"the script has its own {', '.join(modules)}"
             return f"{text}, but the forge has imported installed modules of the same name"
         return ""

@@ -34,11 +34,11 @@ from clusterrun.shared.own_modules import WORKER_MODULE, module_argv
 TRIAL_S = 5.0
 NVML_S = 60.0  # for a driver that must be loaded first
 DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
-_started: list[Callable[[], None]] = []  # what the ranks have yet to start
+_nvml_starts: list[Callable[[], None]] = []  # NVML's start, which each rank has yet to do
 # Slurm may send these to every process of a step; the agent decides what to do.
 LEFT_TO_AGENT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, *WARNINGS)
 
-_REPORT = "report this to clusterrun; --set launch.launcher=direct does the same without this line"
+_REPORT = "report this as a bug of clusterrun; --set launch.launcher=direct avoids this message"
 
 
 class Closed(Exception):
@@ -49,26 +49,26 @@ class Closed(Exception):
 
 
 def check(name: str) -> None:
-    """Raise Closed if the import of `name` has made this process unfit."""
+    """Raise Closed if the import of `name` has made this process unfit to fork ranks."""
     if device := open_device():
         raise Closed(f"{name} opens {device}")
     torch: Any = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "cuda") and torch.cuda.is_initialized():
         raise Closed(f"{name} initialises CUDA")
-    if threads() > 1:  # OpenBLAS ends its threads before a fork, and starts new ones on demand
-        if fork_answer(lambda: "alive", TRIAL_S) is None:  # this also runs the libraries' handlers
+    if threads() > 1:  # at a fork, OpenBLAS ends its threads: count again after a trial
+        if fork_answer(lambda: "alive", TRIAL_S) is None:
             raise Closed("a process that has imported the libraries hangs when it is forked")
         if threads() > 1:
-            raise Closed(f"{name} starts threads, which a fork lacks")
+            raise Closed(f"{name} starts threads, which do not survive a fork")
 
 
 def threads() -> int:
     """Return the number of threads of this process, without jemalloc's: it expects forks."""
-    found = 0
+    count = 0
     for task in os.listdir("/proc/self/task"):
         with contextlib.suppress(OSError):  # it has ended
-            found += Path(f"/proc/self/task/{task}/comm").read_bytes() != b"jemalloc_bg_thd\n"
-    return found
+            count += Path(f"/proc/self/task/{task}/comm").read_bytes() != b"jemalloc_bg_thd\n"
+    return count
 
 
 def open_device() -> str:
@@ -80,16 +80,16 @@ def open_device() -> str:
     return ""
 
 
-def imports_of_all(strategy: str, imported: Collection[str]) -> tuple[str, ...]:
-    """Return what accelerate (for ZeRO) or the project imports of DeepSpeed, if it is installed."""
+def deepspeed_imports(strategy: str, imported: Collection[str]) -> tuple[str, ...]:
+    """Return the modules for DeepSpeed that all ranks import, if they are installed."""
     names = ["deepspeed"] if "deepspeed" in imported else []
     if strategy.startswith("zero"):
         names += ["setuptools", "transformers.integrations.deepspeed"]
     return tuple(name for name in names if importlib.util.find_spec(name.partition(".")[0]))
 
 
-def between_attempts(project: ProjectFiles, changed: Iterable[str]) -> tuple[str, ...]:
-    """Return what ranks import only when they train: a start need not wait for it.
+def late_imports(project: ProjectFiles, changed: Iterable[str]) -> tuple[str, ...]:
+    """Return what ranks import only when they train: an idle forge imports it for the next attempt.
 
     torch does that for an optimizer, and accelerate for a loader if datasets is installed. datasets
     is left out if the project may change a variable (`changed`) that datasets reads at its import,
@@ -115,10 +115,10 @@ def _is_installed_datasets(project: ProjectFiles) -> bool:
     except (metadata.PackageNotFoundError, ValueError):
         return False
     own = str(package.locate_file("datasets/__init__.py"))
-    required = [re.split(r"[^\w-]", each, maxsplit=1)[0] for each in package.requires or ()]
+    required = [re.split(r"[^\w-]", line, maxsplit=1)[0] for line in package.requires or ()]
     names = ["datasets", *(name.replace("-", "_") for name in required)]
-    places = [*project.directories, *directories(project)]
-    return found is not None and found.origin == own and not shadowing(places, names)
+    is_installed_one = found is not None and found.origin == own
+    return is_installed_one and not shadowing(directories(project), names)
 
 
 def preload(names: Iterable[str], tell: Callable[[str], None]) -> None:
@@ -126,47 +126,47 @@ def preload(names: Iterable[str], tell: Callable[[str], None]) -> None:
     for name in names:
         tell(name)
         try:
-            with nvml_kept_out() as asked:
+            with nvml_kept_out() as nvml_calls:
                 importlib.import_module(name)
         except BaseException as error:
             text = f"{type(error).__name__}: {error}".splitlines()[0].removesuffix(": ")
             raise Closed(f"cannot import {name}: {text}") from error
-        if asked:
+        if nvml_calls:
             raise Closed(f"{name} asks NVML about the GPUs")
         check(name)
 
 
 @contextlib.contextmanager
 def nvml_kept_out() -> Iterator[list[str]]:
-    """Keep NVML out of this process: a fork counts the GPUs for torch, `start_nvml` starts it.
+    """Keep NVML out of this process: a fork counts the GPUs for torch, and ranks start NVML later.
 
     Yield a list of the other NVML functions that were called: such a call raises NVMLError.
     """
-    asked: list[str] = []
+    nvml_calls: list[str] = []
     cuda: Any = sys.modules.get("torch.cuda")
     if not (hasattr(cuda, "_device_count_nvml") and cuda._is_compiled()):
-        yield asked
+        yield nvml_calls
         return
-    ask = cuda._device_count_nvml
-    count = cache(lambda: int(fork_answer(lambda: str(ask()), NVML_S) or "-1"))  # -1: unknown
+    direct = cuda._device_count_nvml
+    count = cache(lambda: int(fork_answer(lambda: str(direct()), NVML_S) or "-1"))  # -1: unknown
     with contextlib.ExitStack() as stack:
         stack.enter_context(_replaced(cuda, "_device_count_nvml", count))
         if importlib.util.find_spec("pynvml"):
             module: Any = importlib.import_module("pynvml")
             start = module.nvmlInit
-            stack.enter_context(_replaced(module, "nvmlInit", lambda: _started.append(start)))
+            stack.enter_context(_replaced(module, "nvmlInit", lambda: _nvml_starts.append(start)))
 
             def refuse(name: str) -> NoReturn:
-                asked.append(name)
+                nvml_calls.append(name)
                 raise module.NVMLError(1)  # uninitialised
 
             stack.enter_context(_replaced(module, "_nvmlGetFunctionPointer", refuse))
-        yield asked
+        yield nvml_calls
 
 
 def start_nvml() -> None:
-    """Start NVML in a rank, if a library has at its import."""
-    for start_once in _started:
+    """Start NVML in a rank if a library has tried to at its import in the forge."""
+    for start_once in _nvml_starts:
         with contextlib.suppress(Exception):  # NVML's own error, if the node has no driver
             start_once()
 
@@ -189,15 +189,15 @@ class Handlers:
         leave_to_agent()
 
     def restore(self) -> None:
-        """Restore what was set before the forge began; node.sh had the warnings ignored."""
+        """Restore what was set before; warnings, which node.sh ignores, get their defaults."""
         for number, handler in {**self._before, **dict.fromkeys(WARNINGS, signal.SIG_DFL)}.items():
             signal.signal(number, handler)
 
 
 def leave_to_agent() -> None:
-    """Leave signals to the agent; the programs that this process starts have the defaults."""
+    """Ignore the signals that the agent handles, but not in programs that this process starts."""
     for number in LEFT_TO_AGENT:
-        signal.signal(number, lambda *_: None)
+        signal.signal(number, lambda *_: None)  # unlike SIG_IGN, not kept at exec
     signal.pthread_sigmask(signal.SIG_UNBLOCK, LEFT_TO_AGENT)
 
 
@@ -208,15 +208,15 @@ def check_environment(ours: Mapping[str, str], theirs: Mapping[str, str]) -> Non
     both imported may have set a variable since. accelerate's launcher also sets each variable under
     its name in capital letters. The message shows no values: they may be secret.
     """
-    same = {n.upper(): value for n, value in ours.items()}
-    same |= {n: os.environ[n] for n in theirs if n in os.environ}
-    names = {n for n in {*ours, *theirs} if theirs.get(n) not in (ours.get(n), same.get(n, ""))}
-    late = {n for n in names if n.startswith(READ_LATE) or n == "PYTHONPATH"}
+    also = {n.upper(): value for n, value in ours.items()}  # values that are accepted, too
+    also |= {n: os.environ[n] for n in theirs if n in os.environ}  # without any, "" is accepted
+    changed = {n for n in {*ours, *theirs} if theirs.get(n) not in (ours.get(n), also.get(n, ""))}
+    harmless = {n for n in changed if n.startswith(READ_LATE) or n == "PYTHONPATH"}
     if "libiomp" not in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace"):
-        late |= {n for n in names if n.startswith("KMP_")}  # Intel's OpenMP reads them
-    if names - late:
-        text = ", ".join(sorted(names - late))
-        raise Closed(f"the ranks' environment differs before an import: {text}", _REPORT)
+        harmless |= {n for n in changed if n.startswith("KMP_")}  # Intel's OpenMP reads them
+    if harmful := changed - harmless:
+        text = ", ".join(sorted(harmful))
+        raise Closed(f"the ranks' environment differs from the forge's: {text}", _REPORT)
 
 
 def added_path(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
@@ -233,8 +233,8 @@ def python_path(env: Mapping[str, str]) -> list[str]:
 
 
 def check_modules(project: ProjectFiles, added: Sequence[str], imported: set[str]) -> None:
-    """Raise Closed if the project has modules that would be imported instead of preloaded ones."""
-    if names := shadowing([*project.directories, *directories(project), *added], imported):
+    """Raise Closed if the project or a directory in `added` would replace modules in `imported`."""
+    if names := shadowing([*directories(project), *added], imported):
         why = f"modules of the project have the names of installed ones: {', '.join(names)}"
         raise Closed(why, "rename them, unless they should replace the installed ones")
 
@@ -257,8 +257,8 @@ def become(
     added = added_path(before, environ)
     os.environ.clear()
     os.environ.update({**environ, **effects, "CLUSTERRUN_LAUNCHER_PID": str(launcher)})
-    here = len(python_path(before))
-    sys.path[here:here] = added  # behind PYTHONPATH's own
+    end = len(python_path(before))  # sys.path begins with the directories of PYTHONPATH
+    sys.path[end:end] = added
     sys.argv = [WORKER_MODULE, *entry]
     sys.orig_argv = list(module_argv(sys.executable, WORKER_MODULE, *entry))
     _refresh_seeds()
@@ -268,7 +268,7 @@ def become(
 
 
 def _refresh_seeds() -> None:
-    """Draw what a fresh process draws from the system; `random` does so at each fork."""
+    """Draw again what a fresh process draws from the system; `random` does so at each fork."""
     if (numpy := sys.modules.get("numpy.random")) is not None:
         numpy.seed()
     torch: Any = sys.modules.get("torch")
@@ -283,9 +283,9 @@ def _refresh_seeds() -> None:
 
 
 def set_first_title(title: str) -> None:
-    """Set the forge's title, while its first environment still shows where that is kept.
+    """Set the forge's title before os.environ changes, by which setproctitle finds its place.
 
-    Leave that environment in /proc: it shows to which job the process belongs.
+    Leave the environment in /proc: it shows to which job the process belongs.
     """
     os.environ["SPT_NOENV"] = "1"
     _set_title(title)

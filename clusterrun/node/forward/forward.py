@@ -29,8 +29,8 @@ from clusterrun.shared.wording import count
 POLL_S = 0.1
 RETRY_S = 0.5  # while the run directory can't be written
 TURN_BLOCKS = 8  # of one output in one round, so that a flood does not hold up the others
-WAITING_EVENTS = 20_000
-PLAUSIBLE_US = 1_000_000
+MOST_WAITING_EVENTS = 20_000
+PLAUSIBLE_US = 1_000_000  # that a file's mtime may be earlier than the last read
 
 
 class Forwarder(threading.Thread):
@@ -46,9 +46,9 @@ class Forwarder(threading.Thread):
         self._log = NodeLog(paths.log(*place), paths.log_errors(*place))
         self._events = AppendedFile(paths.events(self._who.node))
         self._dumps = paths.flight_dumps(*place)
-        self._copies: dict[_Joined, Callable[[], list[Path]]] = {
-            _Joined(paths.rank_errors(*place)): spool.error_files,
-            _Joined(paths.nccl_log(*place)): partial(spool.named, f"{NCCL}."),
+        self._copies: dict[_JoinedFile, Callable[[], list[Path]]] = {
+            _JoinedFile(paths.rank_errors(*place)): spool.error_files,
+            _JoinedFile(paths.nccl_log(*place)): partial(spool.named, f"{NCCL}."),
         }
         self._files = (*self._log.files, self._events, *self._copies)
         self._rates: dict[str, Rate] = {}
@@ -57,7 +57,7 @@ class Forwarder(threading.Thread):
         self._own_lines: deque[tuple[int, bytes]] = deque()
         self._new_events: deque[bytes] = deque()
         self._end: tuple[int, str] | None = None
-        self._complained = ""
+        self._reported_problem = ""
         self._ending = threading.Event()
         self._is_drained = False
 
@@ -78,15 +78,15 @@ class Forwarder(threading.Thread):
     def event(self, kind: str, /, **fields: Any) -> None:
         """Record an event, which may have its own `ts`; drop a step if too many wait for a disk."""
         about = {"ts": round(self.now_s(), 6), "type": kind, "attempt": self._number}
-        if kind != "step" or len(self._new_events) < WAITING_EVENTS:
+        if kind != "step" or len(self._new_events) < MOST_WAITING_EVENTS:
             event = {**about, "node": self._who.node, **fields}
             self._new_events.append(json.dumps(event).encode() + b"\n")
 
-    def of_rank(self, event: dict[str, Any]) -> None:
-        """Record an event of a rank; a script's own values may have the names of ours."""
+    def record_of_rank(self, event: dict[str, Any]) -> None:
+        """Record an event of a rank, without values of the script that have the names of ours."""
         event["ts"] = round(self.clock.corrected_s(event["ts"]), 6)
-        about = {"attempt", "node", "type"}
-        self.event(event["type"], **{n: v for n, v in event.items() if n not in about})
+        ours = {"attempt", "node", "type"}
+        self.event(event["type"], **{n: v for n, v in event.items() if n not in ours})
 
     def record_for_conductor(self, message: Mapping[str, Any]) -> None:
         """Record an event or a line of the conductor."""
@@ -107,7 +107,7 @@ class Forwarder(threading.Thread):
         """Say why the ranks of this node are not forked; the first node tells the user."""
         self.say(why, tell=self._who.is_first)
 
-    def clock_compared(self, offset: Offset) -> None:
+    def record_clock(self, offset: Offset) -> None:
         """Record that this node's clock differs from the conductor's."""
         self.event("clock", offset_us=offset.offset_us, rtt_us=offset.rtt_us)
         seconds = abs(offset.offset_us) / 1_000_000
@@ -134,16 +134,16 @@ class Forwarder(threading.Thread):
     # Run in the thread
 
     def run(self) -> None:
-        """Forward until `finish`, then drain the rest."""
+        """Forward until `finish` is called, then drain the rest, even after it stopped waiting."""
         while not self._ending.is_set():
             if not self._forward_safely():
                 self._ending.wait(RETRY_S if self._log.problem else self._poll_s)
-        while self._forward_safely() or self._has_work:
+        while self._forward_safely() or self._has_unread_or_unwritten:
             if not self._is_written:
-                time.sleep(POLL_S)  # until `finish` gives up
+                time.sleep(POLL_S)  # the disk may be full; only `finish` gives up
         if self._end is not None:
             self._log.add_end(*self._end, self.clock.corrected(self.clock.now_us()))
-        while not (self._log.flush() and self._is_written and self._has_packed()):
+        while not (self._log.flush() and self._is_written and self._pack_dumps()):
             time.sleep(POLL_S)
         self._is_drained = True
         for file in self._files:
@@ -151,7 +151,7 @@ class Forwarder(threading.Thread):
         for source in self._sources.values():
             source.close()
 
-    def _has_packed(self) -> bool:
+    def _pack_dumps(self) -> bool:
         """Pack the dumps, once no rank is running; return whether that succeeded."""
         with contextlib.suppress(OSError):
             pack(self._spool, self._dumps)
@@ -159,50 +159,50 @@ class Forwarder(threading.Thread):
         return False
 
     @property
-    def _has_work(self) -> bool:
-        unread = any(source.unread or source.lost.size for source in self._sources.values())
-        return bool(unread or self._own_lines or self._new_events or not self._is_written)
+    def _has_unread_or_unwritten(self) -> bool:
+        is_unread = any(source.unread or source.lost.size for source in self._sources.values())
+        return bool(is_unread or self._own_lines or self._new_events or not self._is_written)
 
     @property
     def _is_written(self) -> bool:
         return not any(file.pending_bytes for file in self._files)
 
     def _forward_safely(self) -> bool:
-        """Forward one round; report an error and continue."""
+        """Forward one round, and return whether more may be waiting; report an error and go on."""
         try:
             return self._forward()
         except Exception as error:  # noqa: BLE001 - without this thread the job has no log
-            if repr(error) != self._complained:
-                self._complained = repr(error)
+            if repr(error) != self._reported_problem:
+                self._reported_problem = repr(error)
                 say_on_stderr(traceback.format_exc())
             time.sleep(POLL_S)
-            return True  # there may be more, and not all is written
+            return True  # more may be waiting: the round was not completed
 
     def _forward(self) -> bool:
         """Forward one round; return whether more may be waiting."""
         now_us = self.clock.now_us()
         self._find_files(now_us)
-        if not self._events.pending_bytes:
+        if not self._events.pending_bytes:  # else they could not be written
             while self._new_events:
                 self._events.add(self._new_events.popleft())
         self._events.flush()
-        for file, found in self._copies.items():
-            file.copy(found(), is_last=self._ending.is_set())
+        for file, list_originals in self._copies.items():
+            file.copy(list_originals(), is_last=self._ending.is_set())
         for source in self._sources.values():
             source.update()
         self._bound_backlog()
         is_busy = self._log.flush() and self._take_turns(now_us)
-        if self._log.flush():
+        if self._log.flush():  # all that was read is written
             for source in self._sources.values():
                 source.give_back()
         # Report once on stderr that the run directory can't be written.
-        if self.problem and self.problem != self._complained:
-            self._complained = self.problem
+        if self.problem and self.problem != self._reported_problem:
+            self._reported_problem = self.problem
             say_on_stderr(f"cannot write logs: {self.problem}; retrying")
         return is_busy and not self._log.pending_bytes
 
     def _find_files(self, now_us: int) -> None:
-        """Find the outputs that have appeared since the last round."""
+        """Find new outputs; what they contain was written since the last listing, if any."""
         for output in self._spool.outputs():
             if output not in self._sources:
                 with contextlib.suppress(OSError):  # no descriptor is left: try again
@@ -216,8 +216,8 @@ class Forwarder(threading.Thread):
         if waiting > limit and sources:
             largest = max(sources, key=lambda source: source.unread)
             reason = self._log.problem or "written faster than it could be forwarded"
-            # An eighth more than needed, so that not each round drops some.
-            self._lose(largest, Loss(largest.drop(waiting - limit + limit // 8), reason))
+            # Drop an eighth of the limit more, so that not each round drops some.
+            self._note_loss(largest, Loss(largest.drop(waiting - limit + limit // 8), reason))
 
     def _take_turns(self, now_us: int) -> bool:
         """Forward from each output that has grown, in the order of mtime."""
@@ -237,26 +237,26 @@ class Forwarder(threading.Thread):
             if source.is_due(now, is_last=is_last):
                 is_busy = True
             else:
-                source.read_until_us = now_us
-                self._write_loss(source, self.clock.corrected(now_us), is_now=is_last)
+                source.read_until_us = now_us  # what follows is written later
+                self._write_loss(source, self.clock.corrected(now_us), at_once=is_last)
         self._write_own_lines(self.clock.corrected(self.clock.now_us()))
         return is_busy
 
     def _take_turn(self, source: SpoolReader, at_us: int, now: float, *, is_last: bool) -> None:
-        """Forward the next lines of one output."""
+        """Forward up to TURN_BLOCKS blocks of one output, stamped `at_us`; `now` is monotonic."""
         for _ in range(TURN_BLOCKS):
             try:
                 pieces = source.read(now, is_last=is_last)
             except OSError as error:  # a broken local disk
-                self._lose(source, Loss(source.drop(source.unread), str(error.strerror)))
+                self._note_loss(source, Loss(source.drop(source.unread), str(error.strerror)))
                 return
             for piece in pieces:
-                for given in self._allowed(piece, source.rank, now):
-                    if isinstance(given, Loss):
-                        self._lose(source, given)
+                for part in self._allowed(piece, source.rank, now):
+                    if isinstance(part, Loss):
+                        self._note_loss(source, part)
                     else:
-                        self._write_loss(source, at_us, is_now=True)
-                        self._log.add(given, at_us, source.rank, source.stream)
+                        self._write_loss(source, at_us, at_once=True)
+                        self._log.add(part, at_us, source.rank, source.stream)
             if self._log.problem or not source.is_due(now, is_last=is_last):
                 return
 
@@ -266,21 +266,21 @@ class Forwarder(threading.Thread):
             self._log.add(Piece(text, is_cut=False), at_us, "-", "a")
 
     def _allowed(self, piece: Piece, rank: str, now: float) -> Iterable[Piece | Loss]:
-        """Return what of a piece may be logged, and what the limit on a rank's lines drops."""
+        """Split a piece into what may be logged and what exceeds the limit on a rank's lines."""
         limit = self._plan.log_lines_per_s
         if rank == OF_NO_RANK or not limit:
             return (piece,)
         return self._rates.setdefault(rank, Rate(limit)).allow(piece, now)
 
-    def _lose(self, source: SpoolReader, loss: Loss) -> None:
-        """Add to the loss that is recorded before the next line; it has one reason."""
+    def _note_loss(self, source: SpoolReader, loss: Loss) -> None:
+        """Add a loss to those of the same reason, which are recorded before the next line."""
         if source.lost.reason != loss.reason:
-            self._write_loss(source, 0, is_now=True)  # 0: at the time of the last line
+            self._write_loss(source, 0, at_once=True)  # 0: at the time of the last line
         source.lost = Loss(source.lost.size + loss.size, loss.reason)
 
-    def _write_loss(self, source: SpoolReader, at_us: int, *, is_now: bool = False) -> None:
+    def _write_loss(self, source: SpoolReader, at_us: int, *, at_once: bool = False) -> None:
         """Record lost bytes before the next line, or once a second if there is none."""
-        if source.lost.size and (is_now or at_us - source.recorded_us >= 1_000_000):
+        if source.lost.size and (at_once or at_us - source.recorded_us >= 1_000_000):
             self._log.add_gap(source.lost, at_us, source.rank, source.stream)
             source.lost, source.recorded_us = Loss(0, ""), at_us
 
@@ -291,16 +291,17 @@ class Rate:
     def __init__(self, lines_per_s: int) -> None:
         self.lines_per_s = lines_per_s
         self._left = lines_per_s
-        self._since = 0.0
+        self._second_began = 0.0
 
     def allow(self, piece: Piece, now: float) -> Iterator[Piece | Loss]:
         """Yield the lines within the limit, then the loss if there are more."""
-        if now - self._since >= 1:
-            self._since, self._left = now, self.lines_per_s
+        if now - self._second_began >= 1:
+            self._second_began, self._left = now, self.lines_per_s
         count = 1 if piece.is_cut else piece.text.count(b"\n")
         end = len(piece.text)
         if count > self._left:
-            end = sum(len(line) + 1 for line in piece.text.split(b"\n", self._left)[: self._left])
+            allowed = piece.text.split(b"\n", self._left)[: self._left]
+            end = sum(len(line) + 1 for line in allowed)
         self._left -= min(count, self._left)
         if end:
             yield Piece(piece.text[:end], piece.is_cut)
@@ -327,7 +328,7 @@ def pack(spool: Spool, target: Path, *, is_moved: bool = False) -> None:
             path.unlink()
 
 
-class _Joined(AppendedFile):
+class _JoinedFile(AppendedFile):
     """Growing files of the ranks, concatenated in one for the node."""
 
     def __init__(self, path: Path) -> None:

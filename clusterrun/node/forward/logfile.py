@@ -52,7 +52,8 @@ class AppendedFile:
 
     def flush(self, *, creates: bool = False) -> bool:
         """Write pending data; return whether all was written. `creates` makes an empty file too."""
-        if not self._waiting and (not creates or self._descriptor is not None):
+        must_open = creates and self._descriptor is None
+        if not self._waiting and not must_open:
             return True
         try:
             file = self._open()
@@ -125,15 +126,15 @@ class NodeLog:
             self._log.flush()
 
     def flush(self) -> bool:
-        """Write pending data: the log first, then the side file, which points into it.
+        """Write pending data of the log, then of the side file; return whether the log was written.
 
         A log has a side file even if that is empty, so that readers need not search the log.
         """
         if not self._log.flush():
-            return False
-        self._errors.record_left_out(self._time_us, self._offset)
+            return False  # the side file must not point beyond the log
+        self._errors.note_missing_lines(self._time_us, self._offset)
         self._errors.file.flush(creates=self._offset > 0)
-        return True
+        return True  # what the side file still lacks waits for the next flush
 
 
 class SideFile:
@@ -146,16 +147,16 @@ class SideFile:
         self.file = AppendedFile(path)
         self._classifier = Classifier()
         self._size = 0
-        self._times: dict[tuple[str, bytes], int] = {}
+        self._repeats: dict[tuple[str, bytes], int] = {}
         self._cut: set[tuple[str, str]] = set()  # whose next piece continues an error line
-        self._lacks_some = self._has_recorded = False
+        self._lacks_some = self._has_recorded = False  # left lines out; has a record of that
 
     def add(self, piece: Piece, time_us: int, rank: str, stream: str, offset: int) -> None:
         """Add the lines to keep; `offset` is the offset in the log of the first line of `piece`."""
         source = (rank, stream)
         is_inside = source in self._cut or self._classifier.is_in_traceback(source)
         if rank != OF_NO_RANK and not is_inside and not may_hold_errors(piece.text):
-            return
+            return  # it has no line to keep
         head = line_head(time_us, rank, stream)
         for text in [piece.text] if piece.is_cut else piece.text.split(b"\n")[:-1]:
             if source not in self._cut:
@@ -167,24 +168,24 @@ class SideFile:
     def _add_line(
         self, source: tuple[str, str], head: bytes, text: bytes, offset: int, *, is_cut: bool
     ) -> None:
-        """Keep an error line, or any line that no rank wrote; remember that its rest follows."""
+        """Keep an error line, or any line that no rank wrote; of a cut one, the rest is skipped."""
         if not (kind := self._classifier.classify(source, text)) and source[0] != OF_NO_RANK:
             return
         if is_cut:
             self._cut.add(source)
         shown = text[: whole_characters(text, min(len(text), SIDE_TEXT_BYTES))]
-        if self._has_room(source[0], kind, shown):
+        if self._take_room(source[0], kind, shown):
             self._write(head, SideEntry(kind, is_cut or len(shown) < len(text), offset, shown))
 
-    def _has_room(self, rank: str, kind: str, text: bytes) -> bool:
-        """Return whether to keep a new line; remember if not."""
-        key = (rank, text.translate(None, _DIGITS))  # alike but for numbers
-        times = self._times.get(key, 0)
-        room = FILE_BYTES - (SEVERE_BYTES if kind in ("", ERROR) else 0)
-        if times >= REPEATS or self._size + 2 * HEAD_BYTES + len(text) > room:  # head and fields
+    def _take_room(self, rank: str, kind: str, text: bytes) -> bool:
+        """Count a line that is to be kept, and return True; without room for it, return False."""
+        key = (rank, text.translate(None, _DIGITS))  # the same if only digits differ
+        times = self._repeats.get(key, 0)
+        limit = FILE_BYTES - (SEVERE_BYTES if kind in ("", ERROR) else 0)  # for others
+        if times >= REPEATS or self._size + 2 * HEAD_BYTES + len(text) > limit:  # head and fields
             self._lacks_some = True
             return False
-        self._times[key] = times + 1
+        self._repeats[key] = times + 1
         return True
 
     def _write(self, head: bytes, entry: SideEntry) -> None:
@@ -198,16 +199,16 @@ class SideFile:
     def add_gap(self, time_us: int, rank: str, stream: str, text: bytes, offset: int) -> None:
         """Add a record of lost bytes, as one of a rank's lines; it ends a cut line."""
         self._cut.discard((rank, stream))
-        if self._has_room(rank, "", text):
+        if self._take_room(rank, "", text):
             self._note(line_head(time_us, rank, Stream.GAP.value), text, offset)
 
     def add_end(self, time_us: int, text: bytes, offset: int) -> None:
         """Add the last record, after that of left-out lines."""
-        self.record_left_out(time_us, offset)
+        self.note_missing_lines(time_us, offset)
         self._note(line_head(time_us, OF_NO_RANK, Stream.END.value), text, offset)
 
-    def record_left_out(self, time_us: int, offset: int) -> None:
-        """Record, once, that lines are left out."""
+    def note_missing_lines(self, time_us: int, offset: int) -> None:
+        """Record once, if lines have been left out, that some are missing."""
         if self._lacks_some and not self._has_recorded:
             self._has_recorded = True
             self._note(line_head(time_us, OF_NO_RANK, Stream.GAP.value), LEFT_OUT_TEXT, offset)

@@ -28,7 +28,7 @@ KEPT_S = 7 * 86400
 BLOCK_BYTES = 1 << 17  # read and stamped together: 3 MiB of memory if each line is empty
 HELD_S = 1.0  # how long the beginning of a line waits for its end
 GIVE_BACK_BYTES = 1 << 22
-_NAME = r"clusterrun-([0-9a-f]{8})-(\d+)-.+-[^-]+\Z"
+_NAME = r"clusterrun-(?P<space>[0-9a-f]{8})-(?P<pid>\d+)-.+-[^-]+\Z"
 _KEPT = "clusterrun-kept-"
 _OUTPUT = re.compile(r"rank_(\d+)\.(out|err)\Z")
 FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE = 1, 2
@@ -77,7 +77,7 @@ class Spool:
         return list(self._by_rank("error.json").values())
 
     def named(self, prefix: str) -> list[Path]:
-        """List the files whose names begin so: those that NCCL wrote, or the dumps."""
+        """List the files whose names begin with `prefix`: those that NCCL wrote, or the dumps."""
         return [self.root / name for name in self._names() if name.startswith(prefix)]
 
     def _by_rank(self, kind: str) -> dict[int, Path]:
@@ -91,11 +91,11 @@ class Spool:
     def unlock(self) -> list[str]:
         """Remove the locks of ranks that died while compiling; return a line about each."""
         lines = []
-        for number, note in self._by_rank("lock").items():
+        for rank, note in self._by_rank("lock").items():
             with contextlib.suppress(OSError):
-                lock = Path(os.fsdecode(note.read_bytes()))
+                lock = Path(os.fsdecode(note.read_bytes()))  # which the rank held
                 lock.unlink()
-                lines.append(f"rank {number} died while compiling: its lock {lock} was removed")
+                lines.append(f"rank {rank} died while compiling: its lock {lock} was removed")
         return lines
 
     def remove(self) -> None:
@@ -134,14 +134,14 @@ def create_spool(job_id: str, attempt: int, node_rank: int) -> Spool:
 
 def _clear_abandoned(base: Path) -> None:
     """Remove this user's spools whose agent is gone, and those that were kept for KEPT_S."""
-    here = _pid_space()
+    own_pid_space = _pid_space()
     with contextlib.suppress(OSError):
         for entry in os.scandir(base):
             is_spool = entry.name.startswith("clusterrun-") and entry.is_dir(follow_symlinks=False)
             if not is_spool or entry.stat().st_uid != os.getuid():
                 continue
             spool, match = Spool(root=Path(entry.path)), re.match(_NAME, entry.name)
-            if match and match[1] == here and not is_running(int(match[2])):
+            if match and match["space"] == own_pid_space and not is_running(int(match["pid"])):
                 spool.unlock()
                 spool.remove()
             elif entry.name.startswith(_KEPT) and time.time() - entry.stat().st_mtime > KEPT_S:
@@ -150,19 +150,18 @@ def _clear_abandoned(base: Path) -> None:
 
 def _pid_space() -> str:
     """Return an id of this boot's pid namespace: nodes may share TMPDIR, and containers /tmp."""
-    place = socket.gethostname()
+    name = socket.gethostname()
     with contextlib.suppress(OSError):
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        place = f"{boot_id}:{os.stat('/proc/self/ns/pid').st_ino}"
-    return f"{zlib.crc32(place.encode()):08x}"
+        name = f"{boot_id}:{os.stat('/proc/self/ns/pid').st_ino}"
+    return f"{zlib.crc32(name.encode()):08x}"
 
 
 class EventReader:
     """Read a file of events as it grows, by whole lines; each event has a time and a type."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
+        self._path, self._offset = path, 0
 
     def read(self) -> Iterator[dict[str, Any]]:
         """Yield the events added since the last call; skip other lines."""
@@ -206,15 +205,15 @@ class Loss(NamedTuple):
 class SpoolReader:
     """Read a growing output; never truncate it, which could lose what its rank is writing."""
 
-    def __init__(self, output: Output, now_us: int) -> None:
+    def __init__(self, output: Output, since_us: int) -> None:
         self.rank, self.stream = output.rank, output.stream
         self.size = self.position = self.mtime_us = 0
-        self.read_until_us = now_us  # unread bytes were written after that
-        self.lost, self.recorded_us = Loss(0, ""), 0  # not yet recorded, and the last record
+        self.read_until_us = since_us  # unread bytes were written after that
+        self.lost, self.recorded_us = Loss(0, ""), 0  # still to record; time of the last record
         self._held: tuple[int, int, float] | None = None  # a line: position, file size, since when
-        self._given_back = 0  # up to this byte
-        self._can_give_back = True
-        self._descriptor = os.open(output.path, os.O_RDWR | os.O_CLOEXEC)
+        self._freed_until = 0  # the byte up to which the space of the file was freed
+        self._can_give_back = True  # until the file system refuses to free space
+        self._descriptor = os.open(output.path, os.O_RDWR | os.O_CLOEXEC)  # `give_back` needs RDWR
 
     @property
     def unread(self) -> int:
@@ -225,7 +224,7 @@ class SpoolReader:
         """Update the file's size and mtime."""
         found = os.fstat(self._descriptor)
         if found.st_size < self.position:  # the script truncated its own output
-            self.position = self._given_back = 0
+            self.position = self._freed_until = 0
         self.size, self.mtime_us = found.st_size, found.st_mtime_ns // 1000
 
     def is_due(self, now: float, *, is_last: bool) -> bool:
@@ -242,19 +241,20 @@ class SpoolReader:
         """
         data = os.pread(self._descriptor, min(BLOCK_BYTES, self.unread), self.position)
         is_end = len(data) == self.unread
-        since = self._held[2] if self._held and self._held[0] == self.position else now
-        pieces = split_pieces(data, with_rest=is_end and (is_last or now - since >= HELD_S))
+        held_at, _, since = self._held or (-1, 0, now)  # -1: nothing is held
+        held_since = since if held_at == self.position else now
+        pieces = split_pieces(data, with_rest=is_end and (is_last or now - held_since >= HELD_S))
         taken = sum(len(piece.text) for piece in pieces)
         if is_last and is_end and taken < len(data):  # the file ends within a character
             pieces.append(Piece(data[taken:], is_cut=True))
             taken = len(data)
         self.position += taken
         is_held = is_end and taken < len(data)
-        self._held = (self.position, self.size, now if taken else since) if is_held else None
+        self._held = (self.position, self.size, now if taken else held_since) if is_held else None
         return pieces
 
     def drop(self, count: int) -> int:
-        """Skip `count` unread bytes, and more to the next line if it is near; return how many."""
+        """Skip `count` unread bytes, and more up to a near next line; return how many bytes."""
         start, end = self.position, min(self.position + count, self.size)
         if end < self.size:
             end += _next_start(os.pread(self._descriptor, LINE_BYTES, end))
@@ -265,12 +265,12 @@ class SpoolReader:
 
     def give_back(self) -> None:
         """Free the space of forwarded bytes, if the file system can; the file keeps its size."""
-        start, end = self._given_back, self.position // _PAGE_BYTES * _PAGE_BYTES
+        start, end = self._freed_until, self.position // _PAGE_BYTES * _PAGE_BYTES
         if self._can_give_back and end - start >= GIVE_BACK_BYTES:
             mode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
-            place = map(ctypes.c_long, (start, end - start))
-            self._can_give_back = _LIBC.fallocate(self._descriptor, mode, *place) == 0
-            self._given_back = end
+            offset, length = map(ctypes.c_long, (start, end - start))
+            self._can_give_back = _LIBC.fallocate(self._descriptor, mode, offset, length) == 0
+            self._freed_until = end
 
     def close(self) -> None:
         """Close the file."""
@@ -296,7 +296,7 @@ def split_pieces(data: bytes, *, with_rest: bool = False) -> list[Piece]:
 
 
 def _line_end(data: bytes, start: int) -> int:
-    """Return the end of the last line within LINE_BYTES, else where to cut it, else `start`."""
+    """Return the end of the last line within LINE_BYTES, where to cut a longer one, or `start`."""
     if (newline := data.rfind(b"\n", start, start + LINE_BYTES + 1)) >= 0:
         return newline + 1
     return start if len(data) - start <= LINE_BYTES else whole_characters(data, start + LINE_BYTES)
@@ -305,14 +305,14 @@ def _line_end(data: bytes, start: int) -> int:
 def whole_characters(data: bytes, end: int) -> int:
     """Return the last offset up to `end` that splits no UTF-8 character."""
     for back in range(1, min(4, end + 1)):
-        if (byte := data[end - back]) & 0xC0 != 0x80:  # the first byte of a character
-            length = 4 if byte >= 0xF0 else 3 if byte >= 0xE0 else 2 if byte >= 0xC0 else 1
+        if (byte := data[end - back]) & 0xC0 != 0x80:  # a first byte: it shows the length
+            length = 1 + (byte >= 0xC0) + (byte >= 0xE0) + (byte >= 0xF0)
             return end - back if length > back else end
     return end
 
 
 def _next_start(near: bytes) -> int:
-    """Return the offset of the next line, else of the next character."""
+    """Return the offset of the next line, else of the next whole UTF-8 character."""
     if (newline := near.find(b"\n")) >= 0:
         return newline + 1
     return next((i for i, byte in enumerate(near[:4]) if byte & 0xC0 != 0x80), 0)

@@ -41,7 +41,7 @@ class Channel:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
         self._received = bytearray()
-        self.is_trusted = False  # an agent is: its lines may be long, unreadable ones are skipped
+        self.is_trusted = False  # until the peer's proof; then it may also send long lines
         own, peer = writer.get_extra_info("sockname"), writer.get_extra_info("peername")
         self.own_address, self.peer_address = plain_address(own), plain_address(peer)
         self.own_end = f"{self.own_address} {own[1]}" if own else ""  # for the proofs
@@ -49,20 +49,20 @@ class Channel:
         _keep_alive(writer.get_extra_info("socket"))
 
     async def receive(self, timeout_s: float | None = None) -> dict[str, Any] | None:
-        """Return the next message; None if the peer is silent, gone, or a stranger."""
+        """Return the next message; None if none comes, or if a stranger's is unreadable."""
         message = None
         with contextlib.suppress(OSError, EOFError, asyncio.TimeoutError):
             while message is None:
                 message = parse_object(await asyncio.wait_for(self._line(), timeout_s))
-                if not self.is_trusted:
+                if not self.is_trusted:  # of a trusted peer, unreadable lines are skipped
                     break
         return message
 
     async def _line(self) -> bytes:
         """Return the next line. Raises EOFError after the last, or if one is too long."""
         while (end := self._received.find(b"\n")) < 0:
-            is_too_long = len(self._received) > (LINE_BYTES if self.is_trusted else STRANGER_BYTES)
-            if is_too_long or not (data := await self._reader.read(READ_BYTES)):
+            limit = LINE_BYTES if self.is_trusted else STRANGER_BYTES
+            if len(self._received) > limit or not (data := await self._reader.read(READ_BYTES)):
                 raise EOFError
             self._received += data
         line = bytes(self._received[:end])
@@ -85,7 +85,7 @@ def _keep_alive(connection: socket.socket) -> None:
     """Have the kernel detect within a minute that the other host is gone."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # TCP_USER_TIMEOUT covers unacknowledged data, for which keepalive waits.
+    # TCP_USER_TIMEOUT, in ms, covers unacknowledged data, for which keepalive (in s) waits.
     times = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 9, "TCP_USER_TIMEOUT": 60_000}
     for name, value in times.items():
         if hasattr(socket, name):
@@ -168,7 +168,7 @@ class StopDecision:
         self._ending: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
         self._waited_s = 0.0
         self.completion: Callable[[], Ending] = Ending.completed  # if all ranks succeed
-        # By how many ranks failed alike and how many failed: whether others may yet fail alike.
+        # Gets how many ranks failed alike and how many failed: may others still fail alike?
         self.may_wait: Callable[[int, int], bool] = lambda *_: False
         # While it returns True, nothing is settled: ranks save in their own handlers.
         self.is_held: Callable[[], bool] = lambda: False
@@ -215,9 +215,9 @@ class StopDecision:
 
     def _patience_s(self) -> float:
         """Return how long to wait, after the first failure, for its cause or for others alike."""
-        if not all(failure.is_consequence for failure in self.failures):
+        if any(not failure.is_consequence for failure in self.failures):
             alike = Ending.of_first(self.failures).alike
             return ALIKE_S if self.may_wait(alike, len(self.failures)) else SETTLE_S
         # Consequences alone: their cause may yet come, mostly soon and from the same node.
-        is_elsewhere = [f.has_lost_peer or f.cause is Cause.WORLD_ELSEWHERE for f in self.failures]
-        return CAUSE_S if any(is_elsewhere) else 2 * SETTLE_S
+        are_remote = [f.has_lost_peer or f.cause is Cause.WORLD_ELSEWHERE for f in self.failures]
+        return CAUSE_S if any(are_remote) else 2 * SETTLE_S

@@ -37,14 +37,14 @@ REPLY_S = 20.0  # an agent that takes longer to answer a question is stopped or 
 
 @dataclass(kw_only=True)
 class Peer:
-    """A member, as the conductor knows it; `rests` is None until it can or cannot."""
+    """A member, as the conductor knows it; `rests` is None until it reports whether it can."""
 
     node: str
     node_rank: int
     channel: Channel
-    is_done: bool = False
-    has_left: bool = False
-    is_gone: bool = False
+    is_done: bool = False  # its ranks have ended
+    left_as_asked: bool = False  # one of them exits because it was asked to
+    is_gone: bool = False  # it has disconnected, or its step has ended
     rests: bool | None = None
 
     @property
@@ -62,13 +62,13 @@ class Answers(NamedTuple):
 
 
 class Questions:
-    """Ask all members in parallel, one question at a time; `send` sends a message to all."""
+    """Ask all `members` (node ranks) in parallel, one question at a time; `send` sends to all."""
 
     def __init__(self, send: Callable[..., None], members: Callable[[], Iterable[int]]) -> None:
         self._send, self._members = send, members
         self._number = 0
         self._answers: dict[int, dict[str, Any]] = {}
-        self._missing: set[int] = set()
+        self._missing: set[int] = set()  # the members whose answers are awaited
         self._answered = asyncio.Event()
         self._lock = asyncio.Lock()
 
@@ -79,7 +79,7 @@ class Questions:
             self._answers, self._missing = {}, set(self._members())
             self._answered.clear()
             self._send("ask", question=self._number, what=what, **fields)
-            self.drop_gone()
+            self.drop_gone()  # if no member is present, there is nothing to wait for
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._answered.wait(), within_s or REPLY_S)
             return Answers(given=self._answers, silent=frozenset(self._missing))
@@ -107,49 +107,47 @@ class Head:
         timeout_s: Callable[[], float],
         disk: SharedDisk,
         *,
-        may_lack: bool = False,  # it begins with the nodes that have joined in time
+        may_lack_nodes: bool = False,  # it begins with the nodes that have joined in time
     ) -> None:
         self._realm, self._nodes, self._disk = realm, nodes, disk
-        self._reading: asyncio.Future[bytes] | None = None
-        self._timeout_s, self._may_lack = timeout_s, may_lack
+        self._reading_secret: asyncio.Future[bytes] | None = None
+        self._timeout_s, self._may_lack_nodes = timeout_s, may_lack_nodes
         self.peers: dict[int, Peer] = {}
-        self._reports: dict[int, Report] = {}
+        self._reports: dict[int, Report] = {}  # by node rank, like `peers`
         self.names: tuple[str, ...] = ()  # of all nodes in rank order, once the first has joined
-        self._refused: NodeError | None = None
-        self._is_unfit = self._is_refused = self.is_launched = False
+        self._refusal: NodeError | None = None  # why the attempt cannot start
+        self._has_unfit_node = self._is_refused = self.is_launched = False
         late = "the other nodes have started without this one"
-        self._late = Ending(code=int(NodeExit.RENDEZVOUS_FAILED), reason=late)
-        self._changed = asyncio.Event()
+        self._answer_to_late = Ending(code=int(NodeExit.RENDEZVOUS_FAILED), reason=late)
+        self._changed = asyncio.Event()  # what `meet` and `_until` wait for may be met now
         self._is_released = False  # those that rest have their answer
-        self._readers = Tasks()
+        self._readers = Tasks()  # of `_listen_to`, for each member, and `_hear_all`
         self.decision = StopDecision()
         self.questions = Questions(self._send_all, self._present)
         # Gets what the first node reports while its ranks run.
         self.heard: Callable[[str, dict[str, Any]], None] = lambda *_: None
 
-    # While the nodes meet
-
     async def admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Admit a missing node that can prove that it knows the attempt's secret."""
+        """Admit a missing node that proves that it knows the secret; return whether it joined."""
         channel = Channel(reader, writer)
-        challenge = secrets.token_hex(16)
-        channel.send("challenge", nonce=challenge, **self._realm.label)
+        own_nonce = secrets.token_hex(16)
+        channel.send("challenge", nonce=own_nonce, **self._realm.label)
         hello = await channel.receive(ANSWER_S)
         if hello is None or hello.get("type") != "hello" or not self._realm.is_named_in(hello):
-            return False
-        own_end, theirs = channel.own_end, str(hello.get("nonce"))
-        secret, parts = await self.secret(), ("member", challenge, theirs, own_end)
+            return False  # it belongs to another attempt, or is no agent
+        own_end, members_nonce = channel.own_end, str(hello.get("nonce"))
+        secret, parts = await self.secret(), ("member", own_nonce, members_nonce, own_end)
         if not secret or not is_proof(hello.get("proof"), secret, *parts):
             return False
         node, rank = hello.get("node"), hello.get("node_rank")
-        if not isinstance(node, str) or not isinstance(rank, int) or rank in self.peers:
+        if not isinstance(node, str) or not isinstance(rank, int):
             return False
-        if not 0 <= rank < self._nodes:
+        if rank in self.peers or not 0 <= rank < self._nodes:
             return False
-        channel.send("joined", proof=proof(secret, "conductor", theirs, own_end))
+        channel.send("joined", proof=proof(secret, "conductor", members_nonce, own_end))
         channel.is_trusted = True
-        if self.is_launched or self._is_refused:
-            channel.send("stop", **asdict(self._late))
+        if self.is_launched or self._is_refused:  # it is too late to join
+            channel.send("stop", **asdict(self._answer_to_late))
             while await channel.receive(HANG_UP_S):
                 pass  # a close with pings unread could lose the message
             await channel.close()
@@ -159,29 +157,27 @@ class Head:
         return True
 
     async def secret(self) -> bytes:
-        """Return the attempt's secret, which is read once; b"" if it can't be: an agent retries."""
-        self._reading = self._reading or self._disk.do(self._realm.read_secret)
+        """Return the attempt's secret, which is read once; b"" if it can't be read."""
+        self._reading_secret = self._reading_secret or self._disk.do(self._realm.read_secret)
         try:
-            return await asyncio.shield(self._reading)
+            return await asyncio.shield(self._reading_secret)
         except OSError:
-            self._reading = None
+            self._reading_secret = None  # the next call reads again: agents retry
             return b""
 
     async def meet(self, check: Callable[[], Awaitable[None]]) -> list[Report]:
-        """Wait for the reports of all nodes; return them in rank order. Raises NodeError.
-
-        `check` is called now and then, and may raise.
-        """
+        """Return all nodes' reports in rank order; call `check` meanwhile. Raises NodeError."""
         deadline = timeout_s = float("inf")
         while True:
             self._changed.clear()
-            if self.peers and deadline == float("inf"):
+            if self.peers and deadline == float("inf"):  # the first node has joined
                 timeout_s = self._timeout_s()
                 deadline = time.monotonic() + timeout_s
             self.check_refused()
             is_late = time.monotonic() > deadline
-            can_begin = is_late and self._may_lack and 0 in self._reports
-            if can_begin or len(self._reports) == self._nodes or self._is_unfit:
+            can_begin = is_late and self._may_lack_nodes and 0 in self._reports
+            has_all = len(self._reports) == self._nodes
+            if can_begin or has_all or self._has_unfit_node:  # the caller refuses an unfit node
                 break
             if is_late:
                 raise NodeError(NodeExit.RENDEZVOUS_FAILED, self._absent(timeout_s))
@@ -192,8 +188,8 @@ class Head:
 
     def check_refused(self) -> None:
         """Raise NodeError if a node has left or cannot take part."""
-        if self._refused is not None:
-            raise self._refused
+        if self._refusal is not None:
+            raise self._refusal
 
     def _absent(self, timeout_s: float) -> str:
         names = [name for rank, name in enumerate(self.names) if rank not in self._reports]
@@ -204,14 +200,14 @@ class Head:
         """Start the ranks on all nodes."""
         self.is_launched = True
         about, is_beside = asdict(parameters), self.peers[0].is_beside
-        # Each reaches the conductor's machine in its own way: "" is the address that it has used.
+        # "" stands for the address at which a node has reached the conductor's machine.
         for peer in self.peers.values():
             address = "" if is_beside and not peer.is_beside else parameters.address
             peer.channel.send("welcome", **{**about, "address": address})
 
     @property
     def first_address(self) -> str:
-        """The address of the first node: most nodes reached its machine there."""
+        """The first node's address; if the conductor runs there, the one most others reached."""
         if not self.peers[0].is_beside:
             return self.peers[0].channel.peer_address
         others = [peer.channel for peer in self.peers.values() if not peer.is_beside]
@@ -220,30 +216,28 @@ class Head:
 
     async def refuse(self, ending: Ending) -> None:
         """Tell the members why the attempt does not start."""
-        self._late, self._is_refused = ending, True
+        self._answer_to_late, self._is_refused = ending, True
         self._send_all("stop", **asdict(ending))
         if readers := list(self._readers):
             # Until the members leave: a close with pings unread could lose the last message.
             await asyncio.wait(readers, timeout=HANG_UP_S)
         await self.close()
 
-    # What members say
-
     async def _listen_to(self, peer: Peer) -> None:
-        """Handle a member's messages until its connection closes; before `done`, that is a loss."""
+        """Handle a member's messages until its connection closes: before `done`, it is lost."""
         while (message := await peer.channel.receive()) is not None:
             self._handle(peer, message)
         peer.is_gone = True
         self._changed.set()
         if not self.is_launched:
             text = f"{peer.node} disconnected before the launch"
-            self._refused = self._refused or NodeError(NodeExit.RENDEZVOUS_FAILED, text)
+            self._refusal = self._refusal or NodeError(NodeExit.RENDEZVOUS_FAILED, text)
         elif not peer.is_done and not self.decision.is_made:
             self.report_failure(lost_node(peer.node, "its agent is gone: the connection closed"))
         self.check_complete()
 
     def _handle(self, peer: Peer, message: dict[str, Any]) -> None:
-        """Handle a member's message; `heard` gets what is about the training."""
+        """Handle a member's message; pass what is about the training on to `heard`."""
         kind = message.get("type")
         if kind == "ping":
             peer.channel.send("pong", clock_us=time.time_ns() // 1000)
@@ -252,13 +246,13 @@ class Head:
         elif kind == "report":
             with contextlib.suppress(KeyError, ValueError):
                 report = self._reports[peer.node_rank] = decoded(Report, message["report"])
-                self._is_unfit |= bool(report.problem)
+                self._has_unfit_node |= bool(report.problem)
             self._changed.set()
         elif kind == "failed":
             self._take_failure(peer, message)
         elif kind in ("done", "rested"):
             peer.is_done = True
-            peer.has_left |= message.get("has_left") is True
+            peer.left_as_asked |= message.get("has_left") is True
             if kind == "rested":
                 peer.rests = message.get("well") is True
             self._changed.set()
@@ -279,12 +273,12 @@ class Head:
             self.report_failure(failure)
         else:
             error = NodeError(failure.code, failure.message, cause=failure.cause)
-            self._refused = self._refused or error
+            self._refusal = self._refusal or error
             self._changed.set()
 
     def step_ended(self) -> None:
-        """Record that no agent is left."""
-        self._is_released = True
+        """Record that the step has ended, and so no agent is left."""
+        self._is_released = True  # nobody is left for `until_released` to await
         for peer in self.peers.values():
             peer.is_gone = True
         self._changed.set()
@@ -319,27 +313,25 @@ class Head:
     def _present(self) -> list[int]:
         return [rank for rank, peer in self.peers.items() if not peer.is_gone]
 
-    # At the end
-
     async def stop(self, ending: Ending) -> bool:
-        """Have all nodes stop and write their logs; return whether nothing runs on any in time."""
+        """Have all nodes end their ranks and write their logs; return whether the ranks ended."""
         peers = self.peers.values()
         self._send_all("stop", **asdict(ending))
-        await self._until(self._is_quiet, LEAVE_S)
+        await self._until(self._have_stopped, LEAVE_S)
         await self._until(lambda: all(p.is_gone or p.rests is not None for p in peers), REST_S)
-        return self._is_quiet()
+        return self._have_stopped()
 
-    def _is_quiet(self) -> bool:
+    def _have_stopped(self) -> bool:
         return all(peer.is_done or peer.is_gone for peer in self.peers.values())
 
     async def until_released(self, within_s: float) -> None:
-        """Wait until the members that rest have their answer, or one is gone, or for so long."""
+        """Wait until the members that rest have their answer or one is gone, or time is up."""
         await self._until(lambda: self._is_released or not self.is_whole, within_s)
 
-    async def _until(self, is_so: Callable[[], bool], within_s: float) -> None:
-        """Wait until `is_so()`, at most `within_s`; ask again at each change."""
-        until = time.monotonic() + within_s
-        while not is_so() and (left_s := until - time.monotonic()) > 0:
+    async def _until(self, is_met: Callable[[], bool], within_s: float) -> None:
+        """Wait until the condition is met, at most `within_s`; check it again at each change."""
+        deadline = time.monotonic() + within_s
+        while not is_met() and (left_s := deadline - time.monotonic()) > 0:
             self._changed.clear()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), left_s)

@@ -1,7 +1,4 @@
-"""An agent's end of the link: reach the conductor, report to it, and stop when it decides.
-
-The conductor's time is that of all timestamps.
-"""
+"""An agent's end of the link: reach the conductor, report to it, and stop when it decides."""
 
 from __future__ import annotations
 
@@ -54,7 +51,7 @@ class Clock:
     def __init__(self, now_us: Callable[[], int] = now_us) -> None:
         self.now_us = now_us
         self.offset_us = self._sent_us = 0
-        self._found: list[Offset] = []
+        self._measured: list[Offset] = []
 
     def corrected(self, epoch_us: int) -> int:
         """Convert a time of this node to the conductor's."""
@@ -69,14 +66,14 @@ class Clock:
         self._sent_us = self.now_us()
 
     def pong(self, head_us: int) -> Offset | None:
-        """Take an answer; once there are PINGS, return the offset of the fastest (RFC 5905)."""
+        """Measure by a ping's answer; after PINGS, return the offset of the fastest (RFC 5905)."""
         now_us = self.now_us()
         middle_us = (self._sent_us + now_us) // 2
-        self._found.append(Offset(offset_us=middle_us - head_us, rtt_us=now_us - self._sent_us))
-        if len(self._found) < PINGS:
+        self._measured.append(Offset(offset_us=middle_us - head_us, rtt_us=now_us - self._sent_us))
+        if len(self._measured) < PINGS:
             return None
-        found, self._found = self._found, []
-        return min(found, key=lambda offset: offset.rtt_us)
+        measured, self._measured = self._measured, []
+        return min(measured, key=lambda offset: offset.rtt_us)
 
 
 class Offset(NamedTuple):
@@ -109,11 +106,11 @@ class Member:
         who: Identity,
         realm: Realm,
         place: Place,
-        timeout_s: float,
+        timeout_s: float,  # to reach the conductor
         clock: Clock,
-        compared: Callable[[Offset], None],
+        compared: Callable[[Offset], None],  # gets how far the clocks differ, if they do
         record: Callable[[Mapping[str, Any]], None],
-        answerers: Mapping[str, Answerer],
+        answerers: Mapping[str, Answerer],  # by what the conductor asks
         disk: SharedDisk,
     ) -> None:
         self._who, self._realm, self._place, self._disk = who, realm, place, disk
@@ -122,7 +119,7 @@ class Member:
         self._tasks = Tasks()
         self._channel: Channel | None = None
         self._decision = StopDecision()
-        self._closed = asyncio.Event()
+        self._rest_is_over = asyncio.Event()  # the next attempt is known, or none will follow
         self._has_met = self.has_lost_conductor = False
         self._next_attempt = self._unanswered = 0
 
@@ -133,9 +130,10 @@ class Member:
         if self._who.node_rank < NAMING:
             channel.send("nodes", names=self._who.nodes)
         self._ping(channel)
-        welcome = guarded(self._welcome(channel), self._send_report(channel, report))
-        message = await guarded(welcome, self._watch_conductor(channel))
-        if message.get("type") != "welcome":
+        # An error in the report or a silent conductor ends the wait for the conductor's reply.
+        reply = guarded(self._await_reply(channel), self._send_report(channel, report))
+        message = await guarded(reply, self._watch_conductor(channel))
+        if message.get("type") != "welcome":  # a refusal
             await channel.close()  # the conductor waits for this
             code = int(message.get("code", NodeExit.RENDEZVOUS_FAILED))
             reason = str(message.get("reason", "the conductor sent no welcome"))
@@ -143,24 +141,27 @@ class Member:
         self._has_met = True
         self._tasks.start(self._listen(channel))
         self._tasks.start(self._watch_conductor(channel))
-        found: LaunchParameters = decoded(LaunchParameters, message)
-        address = found.address or channel.peer_address  # "": it is on the conductor's machine
-        own_address = address if self._who.is_first else channel.own_address
-        return dataclasses.replace(found, address=address, interface=interface_of(own_address))
+        return self._launch_parameters(channel, message)
 
-    async def _welcome(self, channel: Channel) -> dict[str, Any]:
+    def _launch_parameters(self, channel: Channel, welcome: Mapping[str, Any]) -> LaunchParameters:
+        """Return the welcome's parameters, completed by what differs between the nodes."""
+        given: LaunchParameters = decoded(LaunchParameters, welcome)
+        address = given.address or channel.peer_address  # "": it is on the conductor's machine
+        own_address = address if self._who.is_first else channel.own_address
+        return dataclasses.replace(given, address=address, interface=interface_of(own_address))
+
+    async def _await_reply(self, channel: Channel) -> dict[str, Any]:
         """Return the welcome, or the conductor's refusal. Raises NodeError if neither comes."""
         while message := await channel.receive():
             self._unanswered = 0
             if message.get("type") in ("welcome", "stop"):
                 return message
-            self._take(channel, message)
+            self._handle(channel, message)
         raise self._lost(f"the conductor on {self._who.conductor} disconnected before the launch")
 
     async def _send_report(self, channel: Channel, report: Awaitable[Report]) -> None:
-        """Send the report once it is there. Raises what its making raises."""
+        """Send the report once it is ready. Raises the error that prevents it, if any."""
         channel.send("report", report=dataclasses.asdict(await report))
-        await asyncio.Event().wait()
 
     def _lost(self, text: str) -> NodeError:
         self.has_lost_conductor = True
@@ -178,23 +179,23 @@ class Member:
         how = f"has not answered for {ALIVE_S * UNANSWERED:.0f} s"
         if not self._has_met:
             raise self._lost(f"the conductor {how}")
-        self._conductor_is_lost(f"the conductor {how}")
+        self._end_without_conductor(f"the conductor {how}")
 
-    def _conductor_is_lost(self, text: str) -> None:
+    def _end_without_conductor(self, text: str) -> None:
         if not self._decision.is_made:
             self.has_lost_conductor = True
             self._decision.make(Ending.of(lost_node(self._who.conductor, text)))
-        self._closed.set()
+        self._rest_is_over.set()
 
     async def _join(self, deadline: float) -> Channel:
-        """Try until the conductor answers: it may be busy with many nodes."""
+        """Connect to the conductor; retry, as it may be busy with many nodes. Raises NodeError."""
         first, *others = self._place.host.split(",")
         hosts = (await self._disk.do(partial(known_address, first)), *others)
         pause_s, problem = RETRY_S, "it does not answer"
         while time.monotonic() < deadline:
             for host in hosts:
                 try:
-                    if channel := await self._enter(host):
+                    if channel := await self._connect(host):
                         return channel
                 except (OSError, ValueError, asyncio.TimeoutError) as error:
                     problem = str(error) or "no answer"
@@ -203,20 +204,20 @@ class Member:
         text = f"cannot reach the conductor on {first} within {self._timeout_s:.0f} s"
         raise self._lost(f"{text}: {problem}")
 
-    async def _enter(self, host: str) -> Channel | None:
+    async def _connect(self, host: str) -> Channel | None:
         """Connect to `host`; return None if it is not where this attempt's conductor listens."""
         opening = asyncio.open_connection(host, self._place.port, limit=STRANGER_BYTES)
         channel = Channel(*await asyncio.wait_for(opening, CONNECT_S))
         is_admitted = False
         try:
-            is_admitted = await self._is_admitted(channel)
+            is_admitted = await self._exchange_proofs(channel)
         finally:
             if not is_admitted:
                 await channel.close()
         return channel if is_admitted else None
 
-    async def _is_admitted(self, channel: Channel) -> bool:
-        """Exchange proofs with the conductor; a listener without one belongs to another job."""
+    async def _exchange_proofs(self, channel: Channel) -> bool:
+        """Return whether both ends prove to know the secret: else it is another job's listener."""
         challenge = await channel.receive(ANSWER_S)
         if challenge is None or not self._realm.is_named_in(challenge):
             return False
@@ -224,36 +225,36 @@ class Member:
             secret = await self._disk.do(self._realm.read_secret)
         except OSError:
             return False
-        ours, theirs = secrets.token_hex(16), str(challenge.get("nonce"))
+        own_nonce, conductors_nonce = secrets.token_hex(16), str(challenge.get("nonce"))
         conductors_end = channel.peer_end
         about = {"node": self._who.node, "node_rank": self._who.node_rank, **self._realm.label}
-        own_proof = proof(secret, "member", theirs, ours, conductors_end)
-        channel.send("hello", nonce=ours, proof=own_proof, **about)
+        own_proof = proof(secret, "member", conductors_nonce, own_nonce, conductors_end)
+        channel.send("hello", nonce=own_nonce, proof=own_proof, **about)
         answer = await channel.receive(ANSWER_S)
         given = answer.get("proof") if answer else None
-        channel.is_trusted = is_proof(given, secret, "conductor", ours, conductors_end)
+        channel.is_trusted = is_proof(given, secret, "conductor", own_nonce, conductors_end)
         return channel.is_trusted
 
     async def _listen(self, channel: Channel) -> None:
-        """Take the conductor's messages until the connection closes: then it is lost."""
+        """Handle the conductor's messages until the connection closes: then it is lost."""
         while (message := await channel.receive()) is not None:
             self._unanswered = 0
             kind = message.get("type")
             if kind == "again":
                 self._next_attempt = int(message.get("attempt", 0))
-                self._closed.set()
+                self._rest_is_over.set()
             elif kind == "stop":
                 with contextlib.suppress(ValueError):
                     self._decision.make(decoded(Ending, message))
             else:
-                self._take(channel, message)
-        self._conductor_is_lost("the conductor is gone: the connection closed")
+                self._handle(channel, message)
+        self._end_without_conductor("the conductor is gone: the connection closed")
 
-    def _take(self, channel: Channel, message: Mapping[str, Any]) -> None:
-        """Take what may come before the welcome, too."""
+    def _handle(self, channel: Channel, message: Mapping[str, Any]) -> None:
+        """Handle a message of a kind that may come before the welcome and after it."""
         kind = message.get("type")
         if kind == "pong":
-            self._pong(channel, message)
+            self._handle_pong(channel, message)
         elif kind == "ask":
             self._tasks.start(answer(message, self._answerers, channel.send))
         elif kind in ("event", "say"):
@@ -263,8 +264,8 @@ class Member:
         self._clock.ping()
         channel.send("ping")
 
-    def _pong(self, channel: Channel, message: Mapping[str, Any]) -> None:
-        """Compare the clocks, before and after the welcome."""
+    def _handle_pong(self, channel: Channel, message: Mapping[str, Any]) -> None:
+        """Measure the clocks' difference; ping again until it has been measured often enough."""
         conductors_us = message.get("clock_us")
         if not isinstance(conductors_us, int):
             return
@@ -289,16 +290,16 @@ class Member:
         return await self._decision.wait()
 
     async def rest(self, *, is_well: bool) -> int:
-        """Report whether this node can begin the next attempt; return its number, 0 to leave."""
+        """Report whether this node can begin the next attempt; return its number, 0 to exit."""
         self.tell("rested", well=is_well)
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._closed.wait(), REST_S)
+            await asyncio.wait_for(self._rest_is_over.wait(), REST_S)
         return self._next_attempt
 
     def end_rest(self) -> None:
         """Leave: this agent was signalled to end."""
         self._next_attempt = 0
-        self._closed.set()
+        self._rest_is_over.set()
 
     async def close(self) -> None:
         """Close the connection."""
@@ -312,6 +313,6 @@ async def answer(
 ) -> None:
     """Answer a question; ignore an unknown one."""
     if (answerer := answerers.get(str(message.get("what")))) is not None:
-        given = answerer(message)
-        found = given if isinstance(given, dict) else await given
-        send("answer", question=message.get("question"), **found)
+        reply = answerer(message)
+        fields = reply if isinstance(reply, dict) else await reply
+        send("answer", question=message.get("question"), **fields)

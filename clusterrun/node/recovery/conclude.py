@@ -43,29 +43,29 @@ class Account:
         self._paths, self._number, self._job_id = paths, number, job_id
         self._started_at = time.time()
         self._step: int | None = None
-        self._total = 0
-        self.checkpoint: int | None = None
-        self.is_through = False
-        self.unfit: tuple[str, ...] = ()
+        self._total = 0  # steps of the training, as far as they are known
+        self.checkpoint: int | None = None  # the newest step saved, also by earlier attempts
+        self.is_at_last_step = False  # the last step has been reported
+        self.unfit: tuple[str, ...] = ()  # nodes that failed a check before the launch
 
     def open(self) -> None:
         """Read what was saved before. Raises NodeError after LOSSES attempts without a report."""
-        if before := past(self._paths, self._number):
-            self._mend(before[-1])
-        saved = [each.checkpoint for each in before if each.checkpoint is not None]
+        if earlier := past(self._paths, self._number):
+            self._correct(earlier[-1])
+        saved = [outcome.checkpoint for outcome in earlier if outcome.checkpoint is not None]
         self.checkpoint = max(saved, default=None)
-        vanished = [outcome for outcome in before[-LOSSES:] if outcome.cause is Cause.VANISHED]
+        vanished = [outcome for outcome in earlier[-LOSSES:] if outcome.cause is Cause.VANISHED]
         if len(vanished) == LOSSES:
             text = f"{LOSSES} attempts in a row left no report: each lost its batch host"
             raise NodeError(NodeExit.NODE_LOST, text)
 
-    def _mend(self, last: Outcome) -> None:
+    def _correct(self, last: Outcome) -> None:
         """Record that Slurm has requeued the job, if the last outcome says something else."""
         is_undecided = last.code != 0 and not last.why
         is_same_job = last.job_id == self._job_id
         was_cancelled = last.cause is Cause.CANCELLED and last.next is Next.STOP
         is_requeued = is_same_job and (was_cancelled or last.next is Next.SUCCESSOR)
-        if is_undecided or is_requeued:
+        if is_undecided or is_requeued:  # why a successor followed also explains a requeue
             why = last.why if last.next is Next.SUCCESSOR else "Slurm started the job again"
             with contextlib.suppress(OSError):
                 write_outcome(self._paths, dataclasses.replace(last, next=Next.REQUEUE, why=why))
@@ -80,7 +80,7 @@ class Account:
             # A trainer that is stopped early reports its last step as the total.
             total = event.get("total")
             self._total = max(self._total, total if isinstance(total, int) else 0)
-            self.is_through = step == self._total > 0  # 0: no total is known
+            self.is_at_last_step = step == self._total > 0  # 0: no total is known
         elif event.get("type") == "checkpoint":
             if self._step is not None:  # steps are reported once a second
                 self._step = max(step, self._step)
@@ -142,19 +142,19 @@ def conclude(
     record = StepRecord(paths, range(_first(paths, number), number + 1))
     before = [_with_checkpoint(outcome, record) for outcome in past(paths, number)]
     newest = read_outcome(paths, number) or _unreported(paths, number, code, env)
-    newest = _unless_interrupted(paths, newest, plan.cluster.scheduler)
+    newest = _blame_interruption(paths, newest, plan.cluster.scheduler)
     if newest.interruption is Reason.TIME_LIMIT:  # or a person's signal, if much time is left
         left_s = time_left_s(env, newest.ended_at)
-        if left_s is not None or not plan.time_minutes:
-            # Without a time limit, it was a person's.
-            reason = warning_reason(float("inf") if left_s is None else left_s, plan.warning_s)
-            newest = _interrupted(newest, reason)
-    earlier = (read_outcome(paths, n) for n in range(1, _first(paths, number)))
-    saved = [each.checkpoint for each in earlier if each and each.checkpoint is not None]
+        if left_s is None and not plan.time_minutes:
+            left_s = float("inf")  # the job has no time limit
+        if left_s is not None:
+            newest = _interrupted(newest, warning_reason(left_s, plan.warning_s))
+    before_resume = (read_outcome(paths, n) for n in range(1, _first(paths, number)))
+    saved = [each.checkpoint for each in before_resume if each and each.checkpoint is not None]
     newest = dataclasses.replace(
         newest,
         step=record.ended.get(number) if newest.step is None else newest.step,
-        checkpoint=_saved(paths, [*before, newest], record),
+        checkpoint=_newest_saved(paths, [*before, newest], record),
         # A relaunch runs without the nodes that the decision before it left out.
         exclude=before[-1].exclude if before and before[-1].next is Next.RELAUNCH else (),
     )
@@ -169,9 +169,9 @@ def conclude(
         unreachable=unreachable,
     )
     decision = decide([*before, newest], ground)._replace(state=newest.state)
-    made = {name: getattr(decision, name) for name in ("next", "why", "exclude", "rule")}
+    decided = {name: getattr(decision, name) for name in ("next", "why", "exclude", "rule")}
     with contextlib.suppress(OSError):  # a full disk must not stop the run
-        write_outcome(paths, dataclasses.replace(newest, **made))
+        write_outcome(paths, dataclasses.replace(newest, **decided))
     return decision
 
 
@@ -207,7 +207,7 @@ def _unreported(paths: RunPaths, number: int, code: int, env: Mapping[str, str])
     """Return what is known if the agents left no outcome."""
     record = read_attempt(paths, number)
     hosts = (*_hostlist(env), socket.gethostname())
-    message = printed.last_reason(paths.batch_output, record.printed, hosts)
+    message = printed.last_reason(paths.batch_output, record.printed, hosts)  # from that byte on
     return Outcome(
         attempt=number,
         job_id=job_id_in(env),
@@ -218,30 +218,30 @@ def _unreported(paths: RunPaths, number: int, code: int, env: Mapping[str, str])
         cause=_CAUSES.get(code, Cause.LAUNCHER),
         reason=message or f"the agents exited with status {code} and reported no reason",
         message=message,
-        node=next(iter(record.nodes), None),
+        node=record.nodes[0] if record.nodes else None,
     )
 
 
-def _unless_interrupted(paths: RunPaths, found: Outcome, scheduler: Scheduler) -> Outcome:
-    """Blame the interruption if ranks that did not exit in time were killed.
+def _blame_interruption(paths: RunPaths, outcome: Outcome, scheduler: Scheduler) -> Outcome:
+    """Change the outcome's cause if ranks were killed because they did not exit when asked to.
 
     A run that a person ends does not continue, even if its ranks failed while they saved.
     """
-    requested = read_request(paths.request(found.attempt))
-    if requested is Reason.CANCEL and found.cause is not Cause.INTERRUPTED:
-        return dataclasses.replace(found, cause=Cause.CANCELLED)
-    if found.cause not in _KILLED:
-        return found
+    requested = read_request(paths.request(outcome.attempt))
+    if requested is Reason.CANCEL and outcome.cause is not Cause.INTERRUPTED:
+        return dataclasses.replace(outcome, cause=Cause.CANCELLED)
+    if outcome.cause not in _KILLED:
+        return outcome
     # Slurm signals a preemption to the agents only, all other ends also to the conductor. A host
-    # that loses the controller also signals its agent.
-    if requested is None and found.cause is Cause.CANCELLED and not scheduler.is_this_machine:
+    # that has lost the controller also signals its agent: that is no cancellation, either.
+    if requested is None and outcome.cause is Cause.CANCELLED and not scheduler.is_this_machine:
         requested = Reason.PREEMPT
-    return _interrupted(found, requested) if requested in _INTERRUPTIONS else found
+    return _interrupted(outcome, requested) if requested in _INTERRUPTIONS else outcome
 
 
-def _interrupted(found: Outcome, reason: Reason) -> Outcome:
+def _interrupted(outcome: Outcome, reason: Reason) -> Outcome:
     return dataclasses.replace(
-        found,
+        outcome,
         code=int(NodeExit.INTERRUPTED),
         cause=Cause.INTERRUPTED,
         interruption=reason,
@@ -249,7 +249,7 @@ def _interrupted(found: Outcome, reason: Reason) -> Outcome:
     )
 
 
-def _saved(paths: RunPaths, history: Sequence[Outcome], record: StepRecord) -> int | None:
+def _newest_saved(paths: RunPaths, history: Sequence[Outcome], record: StepRecord) -> int | None:
     """Return the step of the newest checkpoint, also if no agent lived to report it.
 
     `record` also has checkpoints of this attempt on the disk whose event was not written.
@@ -257,15 +257,16 @@ def _saved(paths: RunPaths, history: Sequence[Outcome], record: StepRecord) -> i
     known = [record.newest(history[-1].attempt), *(outcome.checkpoint for outcome in history)]
     if steps := [step for step in known if step is not None]:
         return max(steps)
-    on_disk, _ = checkpoint_files.newest(paths.checkpoints_dir, contents=False)  # a resumed run's
+    # These attempts have saved nothing. A resumed run has checkpoints of earlier ones.
+    on_disk, _ = checkpoint_files.newest(paths.checkpoints_dir, contents=False)
     return on_disk.step if on_disk else None
 
 
 def _with_checkpoint(outcome: Outcome, record: StepRecord) -> Outcome:
     """Add the newest checkpoint at the end of an attempt: its agents may have missed it."""
     newest = record.newest(outcome.attempt)
-    if outcome.checkpoint is not None:
-        newest = max(outcome.checkpoint, *record.saved.get(outcome.attempt, ()), 0)  # 0: for max()
+    if outcome.checkpoint is not None:  # the agents' report includes earlier attempts
+        newest = max(0, outcome.checkpoint, *record.saved.get(outcome.attempt, ()))
     return dataclasses.replace(outcome, checkpoint=newest)
 
 
@@ -306,9 +307,11 @@ class StepRecord:
                 found, _ = checkpoint_files.read_marker(path)
                 if found.attempt in attempts:
                     self.saved.setdefault(found.attempt, set()).add(found.step)
-        for node in {nodes[0] for n in attempts if (nodes := read_attempt(paths, n).nodes)}:
-            for event in read(paths.events(node), (EventType.STEP, EventType.CHECKPOINT)):
-                if (attempt := event.attempt) not in attempts or (step := event.step) is None:
+        worlds = [read_attempt(paths, n).nodes for n in attempts]
+        for first_node in {nodes[0] for nodes in worlds if nodes}:
+            for event in read(paths.events(first_node), (EventType.STEP, EventType.CHECKPOINT)):
+                attempt, step = event.attempt, event.step
+                if attempt not in attempts or step is None:
                     continue
                 if event.type is EventType.CHECKPOINT:
                     self.saved.setdefault(attempt, set()).add(step)
@@ -318,17 +321,16 @@ class StepRecord:
 
     def newest(self, attempt: int) -> int | None:
         """Return the newest step that had been saved when an attempt ended."""
-        until = (max(steps) for number, steps in self.saved.items() if number <= attempt)
-        return max(until, default=None)
+        saved = (max(steps) for number, steps in self.saved.items() if number <= attempt)
+        return max(saved, default=None)
 
     @property
     def anew(self) -> frozenset[int]:
-        """The attempts that began before half of what the one before had reached."""
-        before = ((n, self.ended.get(n - 1, 0)) for n in self.began)
-        return frozenset(n for n, step in before if 2 * self.began[n] < step)
+        """The attempts whose first step is below half of the last step of the attempt before."""
+        return frozenset(n for n, step in self.began.items() if 2 * step < self.ended.get(n - 1, 0))
 
     @property
     def savers(self) -> frozenset[int]:
         """The attempts that saved a step after their first step."""
-        last = {attempt: max(steps) for attempt, steps in self.saved.items()}
-        return frozenset(n for n, step in last.items() if step > self.began.get(n, step))
+        last_saved = {attempt: max(steps) for attempt, steps in self.saved.items()}
+        return frozenset(n for n, step in last_saved.items() if step > self.began.get(n, step))

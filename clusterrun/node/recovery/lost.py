@@ -45,14 +45,14 @@ def see_to_run(attempt: Attempt, loss: Ending, say: Callable[[str], None]) -> No
 
         began = read_attempt(attempt.paths, attempt.number).taken_at or time.time()
         lost = outcome_of(loss, attempt.number, who.job_id, who.nodes, began)
-        with contextlib.suppress(FileExistsError):  # the first agent to lose it
+        with contextlib.suppress(FileExistsError):  # another agent was first
             files.create(attempt.paths.outcome(attempt.number), lost.to_json())
         if plan.cluster.scheduler.has_hosts:
-            is_over = not _is_conducted(attempt)
+            is_over = not _await_sign(attempt)
         else:
             # Slurm keeps a job that may lose nodes (--no-kill), although nothing runs in it.
             is_kept = plan.spare_nodes > 0 and bool(plan.cluster.scheduler.reads_sbatch)
-            is_over = is_kept and _is_nearest(attempt) and not _is_requeued(who.job_id, say)
+            is_over = is_kept and _is_nearest(attempt) and not _requeue(who.job_id, say)
         if is_over:
             what = f"{who.conductor}, which conducts the run, is lost: the run has ended"
             say(f"{what}; continue it with 'clusterrun resume {who.job_id}'")
@@ -61,20 +61,20 @@ def see_to_run(attempt: Attempt, loss: Ending, say: Callable[[str], None]) -> No
         say(f"cannot decide what follows attempt {attempt.number}: {error}")
 
 
-def _goes_on(attempt: Attempt) -> bool:
+def _is_settled(attempt: Attempt) -> bool:
     """Return whether a person ends the run, or a later attempt has begun."""
     is_ending = read_request(attempt.paths.request(attempt.number)) in (Reason.CANCEL, Reason.END)
     return is_ending or attempt.paths.newest_attempt() > attempt.number
 
 
-def _is_conducted(attempt: Attempt) -> bool:
-    """Wait for a sign of the conductor on the first host; return whether there is one."""
-    before, until = _signed_at(attempt), time.monotonic() + SIGN_S
-    while before is not None and time.monotonic() < until and not _goes_on(attempt):
-        if _signed_at(attempt) != before:
+def _await_sign(attempt: Attempt) -> bool:
+    """Wait for the conductor's sign, if it can be seen; return whether it came or is not needed."""
+    last_sign, deadline = _signed_at(attempt), time.monotonic() + SIGN_S
+    while last_sign is not None and time.monotonic() < deadline and not _is_settled(attempt):
+        if _signed_at(attempt) != last_sign:
             return True
         time.sleep(LOOK_S)
-    return _goes_on(attempt)
+    return _is_settled(attempt)
 
 
 def _signed_at(attempt: Attempt) -> float | None:
@@ -85,18 +85,19 @@ def _signed_at(attempt: Attempt) -> float | None:
 
 
 def _is_nearest(attempt: Attempt) -> bool:
-    """Return whether the conductor's node and all before this are lost, and no job continues."""
+    """Return whether this node has to act: the conductor's and all before this one are lost."""
     who = attempt.who
     before = [node for node in who.nodes[: who.node_rank] if node != who.conductor]
-    if who.node == who.conductor or len(before) >= NEAREST or _goes_on(attempt):
+    if who.node == who.conductor or len(before) >= NEAREST or _is_settled(attempt):
         return False
     lost = (who.conductor, *before)
     return unreachable((*lost, who.node)) == lost  # this node must answer
 
 
-def _is_requeued(job_id: str, say: Callable[[str], None]) -> bool:
-    """Have Slurm requeue the job, or cancel it if it may not be: it would only hold its nodes."""
-    if (done := shell.run(["scontrol", "requeue", job_id])).rc:
+def _requeue(job_id: str, say: Callable[[str], None]) -> bool:
+    """Have Slurm requeue the job; return whether it does. If not, cancel it: it holds nodes."""
+    done = shell.run(["scontrol", "requeue", job_id])
+    if done.rc:
         say(f"Slurm does not requeue job {job_id}: {' '.join(done.stderr.split())}")
         shell.run(["scancel", job_id])
     return not done.rc
@@ -110,9 +111,9 @@ def unreachable(nodes: Sequence[str]) -> tuple[str, ...]:
     places = _places(nodes)
     with ThreadPoolExecutor(AT_ONCE) as pool:
         closed = pool.map(lambda at: why_closed(at[0], at[1], CONNECT_S), places.values())
-        reasons = dict(zip(places, closed, strict=True))
+        reasons = dict(zip(places, closed, strict=True))  # by node; "" if slurmd answers
     if all(reasons.values()):
-        return ()  # not even this node
+        return ()  # not even this node answers: its own network may be at fault
     return tuple(node for node in nodes if reasons.get(node))
 
 
@@ -121,8 +122,8 @@ def known_address(node: str) -> str:
     try:
         socket.getaddrinfo(node, None)
     except (OSError, UnicodeError):
-        found = re.search(_ADDRESS, _scontrol("--oneliner", "show", "node", node))
-        return found[1] if found else node
+        match = re.search(_ADDRESS, _scontrol("--oneliner", "show", "node", node))
+        return match[1] if match else node
     return node
 
 
@@ -130,11 +131,12 @@ def _places(nodes: Sequence[str]) -> dict[str, tuple[str, int]]:
     """Return the address and port of each node's slurmd, as far as Slurm shows them."""
     if not nodes:
         return {}
-    site = re.search(_SITE_PORT, _scontrol("show", "config"))
+    site_port = re.search(_SITE_PORT, _scontrol("show", "config"))
     places = {}
     for line in _scontrol("--oneliner", "show", "node", fold_hostlist(nodes)).splitlines():
-        name, address, port = (re.search(each, line) for each in (_NODE, _ADDRESS, _PORT))
-        if name and address and (port := port or site):
+        name, address, own_port = (re.search(each, line) for each in (_NODE, _ADDRESS, _PORT))
+        port = own_port or site_port
+        if name and address and port:
             places[name[1]] = (address[1], int(port[1]))
     return places
 

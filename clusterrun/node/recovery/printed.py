@@ -16,14 +16,16 @@ SLURM = ("srun: ", "slurmstepd", "slurmd")  # how its own lines begin; a host ma
 ECHO = re.compile(r"^srun: error: \S+: tasks? [\d,-]+: Exited with exit code ")
 
 
-def last_reason(output: Path, since: int, nodes: Iterable[str]) -> str:
-    """Return clusterrun's last line for a node after byte `since`, the last error, or ""."""
-    lines = _lines(output, since)
+def last_reason(output: Path, since_byte: int, nodes: Iterable[str]) -> str:
+    """Return clusterrun's last line on a node, the last error, or Slurm's first; "" for none."""
+    lines = _lines(output, since_byte)
     own = _own(lines, tuple(f"{PREFIX}{node}: " for node in nodes))
-    classify = Classifier().classify
+    classify = Classifier().classify  # gets a line's source, here always "", and the line
     others = (line for line in lines if not line.startswith((PREFIX, *SLURM)))
+    # "" is no error; of a traceback, only the last line counts, which names the exception.
     errors = [line for line in others if classify("", line.encode()) not in ("", TRACEBACK)]
-    return next((found[-1] for found in (own, errors, _of_slurm(lines)[:1]) if found), "")
+    found = own or errors or _of_slurm(lines)[:1]
+    return found[-1] if found else ""
 
 
 def reason_of(output: Path, node: str) -> str:

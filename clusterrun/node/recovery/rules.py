@@ -85,7 +85,7 @@ def decide(history: Sequence[Outcome], ground: Ground) -> Decision:
     is_relaunch = len(history) > 1 and history[-2].next is Next.RELAUNCH
     # A relaunch failed before any agent ran: a lost step still holds the nodes.
     if ground.plan.cluster.scheduler.has_queue and is_relaunch and _is_unstarted(newest):
-        return _in_the_queue(ground, "no step could be started on these nodes", newest.exclude)
+        return _in_the_queue(ground, "no job step could be started on these nodes", newest.exclude)
     bad = _Bad(  # each side of a broken network blames the other: all are asked
         lost=ground.unreachable(newest.nodes) if newest.cause in _LOSS_SIGNS else (),
         faulty=_faulty_nodes(newest),
@@ -95,11 +95,11 @@ def decide(history: Sequence[Outcome], ground: Ground) -> Decision:
         return _stop("the nodes share the problem that preflight found; a restart would not help")
     exclude = _left_out(newest, bad)
     is_of_nodes = bool(bad.lost or bad.faulty)
-    if not is_of_nodes and (proof := _proven(history)):
-        return _stop(proof[0], exclude, proof[1])
-    if reason := _futile(history, ground, is_lost=is_of_nodes):
+    if not is_of_nodes and (decision := _stop_if_repeated(history, exclude)):
+        return decision
+    if reason := _why_futile(history, ground, are_nodes_to_blame=is_of_nodes):
         return _stop(reason, exclude)  # a person who resumes may want to know which nodes are bad
-    return _again(newest, ground, bad)
+    return _restart(newest, ground, bad)
 
 
 def _is_unstarted(outcome: Outcome) -> bool:
@@ -119,9 +119,10 @@ def _after_interruption(history: Sequence[Outcome], ground: Ground) -> Decision:
     if not (outlives := ground.plan.cluster.scheduler.outlives_shell):  # a Lack, which says why
         return _stop(f"{newest.reason}; {outlives}")
     is_preempted = newest.interruption is Reason.PREEMPT
+    # Preempted attempts get more tries, and handlers: what these save may be unknown.
     if (is_preempted or newest.is_handled) and len(_unsaved(history, ground)) >= PREEMPTIONS:
         return _stop(f"{PREEMPTIONS} attempts ended without a new checkpoint")
-    if not is_preempted and len(_blamed(_fruitless(history, ground))) >= FRUITLESS:
+    if not is_preempted and len(_of_training(_fruitless(history, ground))) >= FRUITLESS:
         return _stop(f"{FRUITLESS} attempts ended without a new checkpoint; last: {newest.reason}")
     return _in_the_queue(ground, newest.reason)
 
@@ -134,33 +135,33 @@ def _in_the_queue(ground: Ground, why: str, exclude: tuple[str, ...] = ()) -> De
     if not plan.cluster.scheduler.has_queue:  # hosts that are lost may come back
         return Decision(next=Next.RELAUNCH, why=why, exclude=exclude)
     # A requeued job can't exclude nodes.
-    is_same = plan.on_interrupt is not OnInterrupt.SUCCESSOR and plan.cluster.scheduler.can_requeue
-    step = Next.REQUEUE if is_same and not exclude else Next.SUCCESSOR
-    return Decision(next=step, why=why, exclude=exclude)
+    requeues = plan.on_interrupt is not OnInterrupt.SUCCESSOR and plan.cluster.scheduler.can_requeue
+    following = Next.REQUEUE if requeues and not exclude else Next.SUCCESSOR
+    return Decision(next=following, why=why, exclude=exclude)
 
 
-def _futile(history: Sequence[Outcome], ground: Ground, *, is_lost: bool) -> str:
-    """Return why a restart would be useless, "" if it would not; `is_lost`: nodes are to blame."""
-    plan = ground.plan
-    newest = history[-1]
+def _why_futile(history: Sequence[Outcome], ground: Ground, *, are_nodes_to_blame: bool) -> str:
+    """Return why a restart would be useless, "" if it would not."""
+    plan, newest = ground.plan, history[-1]
     from_outside = (Cause.COMPLETED, Cause.INTERRUPTED, Cause.CANCELLED, *_OF_NODES)
     failed = [o for o in history if o.cause not in from_outside and not _is_unstarted(o)]
     if plan.max_restarts is not None and len(failed) > plan.max_restarts:
         times = count(len(failed), "time")
         return f"--max-restarts {plan.max_restarts}: the run has failed {times}"
-    world = len(newest.nodes) * plan.procs_per_node
-    if newest.alike > world / 2:
-        what = "every rank" if newest.alike == world else f"{newest.alike} of {world} ranks"
+    ranks = len(newest.nodes) * plan.procs_per_node
+    if newest.alike > ranks / 2:
+        what = "every rank" if newest.alike == ranks else f"{newest.alike} of {ranks} ranks"
         return f"{what} failed at {newest.where}: an error in the script"
+    # `stuck` includes attempts that only regained lost checkpoints; `fruitless` ends at them.
     fruitless, stuck = _fruitless(history, ground), _not_preempted(_no_further(history, ground))
-    if newest.cause is Cause.RENDEZVOUS and len(stuck) < LOSSES:
+    if newest.cause is Cause.RENDEZVOUS and len(stuck) < LOSSES:  # it is tried once more
         is_second = len(history) > 1 and history[-2].code == newest.code
         return "the nodes could not reach each other" if is_second else ""
-    is_of_nodes = is_lost or newest.cause in _OF_NODES
+    is_of_nodes = are_nodes_to_blame or newest.cause in _OF_NODES
     if needs_checkpoint(plan, newest.checkpoint) and not is_of_nodes:
         text = "checkpoints/ in the run directory has no complete checkpoint"
         return f"{text}, and the script reported none; pass --max-restarts N if it saves elsewhere"
-    if len(_blamed(fruitless)) >= FRUITLESS or len(stuck) >= LOSSES:
+    if len(_of_training(fruitless)) >= FRUITLESS or len(stuck) >= LOSSES:
         beyond = "" if newest.checkpoint is None else f" beyond step {newest.checkpoint}"
         return f"{len(stuck)} attempts died without a checkpoint{beyond}"
     return ""
@@ -172,13 +173,13 @@ def needs_checkpoint(plan: Plan, checkpoint: int | None) -> bool:
 
 
 def _fruitless(history: Sequence[Outcome], ground: Ground) -> list[Outcome]:
-    """Leave preempted attempts out of `_unsaved`: they say nothing about the training.
+    """Return the latest attempts that saved nothing, newest first, without preempted ones.
 
-    Leave out all before one whose script saved in its own way, unless it then began anew.
+    A preemption says nothing about the training. An attempt whose own signal handlers saved ends
+    the list, unless it began anew, and so repeated steps, or the next one did, ignoring the save.
     """
 
     def has_saved_nothing(outcome: Outcome) -> bool:
-        # If this or the next attempt began anew, what the script saved was of no use.
         return not outcome.is_handled or bool({outcome.attempt, outcome.attempt + 1} & ground.anew)
 
     return _not_preempted(takewhile(has_saved_nothing, _unsaved(history, ground)))
@@ -198,11 +199,11 @@ def _unsaved(history: Sequence[Outcome], ground: Ground) -> list[Outcome]:
 def _no_further(history: Sequence[Outcome], ground: Ground) -> list[Outcome]:
     """Return the latest consecutive attempts that did not advance the newest checkpoint."""
     found: list[Outcome] = []
-    for number in reversed(range(len(history))):
-        before = max(_saved(o) for o in history[:number]) if number else ground.saved_before
-        if _saved(history[number]) > before:
+    for index in reversed(range(len(history))):
+        before = max(_saved(o) for o in history[:index]) if index else ground.saved_before
+        if _saved(history[index]) > before:
             break
-        found.append(history[number])
+        found.append(history[index])
     return found
 
 
@@ -210,8 +211,8 @@ def _saved(outcome: Outcome) -> int:
     return -1 if outcome.checkpoint is None else outcome.checkpoint
 
 
-def _blamed(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Leave out the attempts that lost a node or started without one."""
+def _of_training(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Return the attempts that neither lost a node nor failed in preflight."""
     return [outcome for outcome in outcomes if outcome.cause not in _OF_NODES]
 
 
@@ -246,7 +247,7 @@ def _leaves_unfit(newest: Outcome, ground: Ground, bad: _Bad) -> bool:
     return may_wait and (newest.node in bad.unfit or not has_trained)
 
 
-def _again(newest: Outcome, ground: Ground, bad: _Bad) -> Decision:
+def _restart(newest: Outcome, ground: Ground, bad: _Bad) -> Decision:
     """Relaunch on the remaining nodes if they are enough, otherwise go through the queue."""
     if not _leaves_unfit(newest, ground, bad):
         bad = bad._replace(unfit=())
@@ -255,13 +256,14 @@ def _again(newest: Outcome, ground: Ground, bad: _Bad) -> Decision:
         return _in_the_queue(ground, newest.reason, exclude)
     if not any(bad):
         return Decision(next=Next.RELAUNCH, why=newest.reason, exclude=exclude)
-    why, rule = _why(newest, bad), VerdictRule.FAULTY_NODE if bad.faulty and not bad.lost else None
+    why = _why_excluded(newest, bad)
+    rule = VerdictRule.FAULTY_NODE if bad.faulty and not bad.lost else None
     if _are_enough(ground, exclude):
         return Decision(next=Next.RELAUNCH, why=why, exclude=exclude, rule=rule)
     return _in_the_queue(ground, why, exclude)._replace(rule=rule)
 
 
-def _why(newest: Outcome, bad: _Bad) -> str:
+def _why_excluded(newest: Outcome, bad: _Bad) -> str:
     """Return why the next attempt leaves out nodes: lost ones count first, then faulty ones."""
     if bad.lost:
         return _are(bad.lost, "lost")
@@ -285,41 +287,41 @@ def judge(paths: RunPaths, outcome: Outcome) -> ShortVerdict | None:
     if not outcome.cause.is_failure or outcome.cause in _OF_NODES:
         return None
     try:
-        data = parse_object(_judged(paths, outcome) or "")
+        data = parse_object(_verdict_json(paths, outcome) or "")
         return decoded(ShortVerdict, data) if data else None
     except (ClusterrunError, OSError, ValueError):
         return None
 
 
-def _judged(paths: RunPaths, outcome: Outcome) -> str | None:
-    """Return the judge's verdict as JSON, from a fork if that is safe, or a new interpreter."""
-    loaded = sys.modules.get(JUDGE)
-    others = {thread.name for thread in threading.enumerate()} - {threading.main_thread().name}
-    if loaded is not None and others <= _QUIET:
-        return fork_answer(partial(loaded.judged, paths.root, outcome), LIMIT_S)
+def _verdict_json(paths: RunPaths, outcome: Outcome) -> str | None:
+    """Run the judge in a fork if that is safe, or in a new interpreter; return its JSON."""
+    judge_module = sys.modules.get(JUDGE)
+    threads = {thread.name for thread in threading.enumerate()} - {threading.main_thread().name}
+    if judge_module is not None and threads <= _QUIET:
+        return fork_answer(partial(judge_module.judged, paths.root, outcome), LIMIT_S)
     argv = (sys.executable, "-m", JUDGE, str(paths.root))
     # Not in the working directory: the user's modules may shadow ours.
     done = shell.run(argv, input=outcome.to_json(), timeout_s=LIMIT_S, cwd=paths.root, tries=1)
     return done.stdout if done.rc == 0 else None
 
 
-def _proven(history: Sequence[Outcome]) -> tuple[str, VerdictRule] | None:
-    """Return why the newest failure would happen again, by which rule; None without a proof."""
+def _stop_if_repeated(history: Sequence[Outcome], exclude: tuple[str, ...]) -> Decision | None:
+    """Return the decision to stop if the newest failure is certain to happen again, else None."""
     newest = history[-1]
     verdict = newest.verdict
     if verdict is None or newest.cause not in _EXPLAINED or not _is_certain(verdict):
         return None
     if _would_repeat(history, verdict):
         why = f"{verdict.cause}, before the first step: a new attempt would fail the same way"
-        return why, VerdictRule.WOULD_REPEAT
+        return _stop(why, exclude, VerdictRule.WOULD_REPEAT)
     if _is_repeated(history, verdict):
         why = f"{verdict.cause} at the same place for the second time, without a step in between"
-        return why, VerdictRule.SAME_CAUSE
+        return _stop(why, exclude, VerdictRule.SAME_CAUSE)
     return None
 
 
 def _faulty_nodes(newest: Outcome) -> tuple[str, ...]:
-    """Return the nodes that the verdict blames."""
+    """Return the nodes that an established verdict blames; none if they are too many."""
     verdict = newest.verdict
     if verdict is None or verdict.status is not Certainty.ESTABLISHED or not verdict.blames_node:
         return ()
@@ -340,9 +342,9 @@ def _is_certain(verdict: ShortVerdict) -> bool:
 def _would_repeat(history: Sequence[Outcome], verdict: ShortVerdict) -> bool:
     """Return whether the configuration is to blame: none of its attempts has trained."""
     *before, newest = history
-    is_at_start = newest.step is None and not verdict.steps
+    is_at_start = newest.step is None and not verdict.steps  # in the logs
     lasted_s = newest.ended_at - newest.started_at
-    has_trained = any(  # a silent script that lasted longer got further
+    has_trained = any(  # a script that reports no step got further if it ran longer
         each.step is not None or each.ended_at - each.started_at > lasted_s for each in before
     )
     return is_at_start and not has_trained and verdict.retry is Retry.NO
@@ -353,9 +355,10 @@ def _is_repeated(history: Sequence[Outcome], verdict: ShortVerdict) -> bool:
     before = history[-2].verdict if len(history) > 1 else None
     if before is None or before.cause != verdict.cause or not _is_certain(before):
         return False
-    reached = [(-1 if end.step is None else end.step, _saved(end)) for end in history[-2:]]
-    is_further = any(new > old for old, new in zip(*reached, strict=True))
+    steps = [-1 if outcome.step is None else outcome.step for outcome in history[-2:]]
+    is_further = steps[1] > steps[0] or _saved(history[-1]) > _saved(history[-2])
     if verdict.retry in (Retry.YES, Retry.EXCLUDE) or is_further:
         return False
     places = set(verdict.ranks) & set(before.ranks) or set(verdict.nodes) & set(before.nodes)
+    # A generic cause only says that the script failed: its text must also be the same.
     return bool(places) and (not verdict.generic or verdict.text == before.text)

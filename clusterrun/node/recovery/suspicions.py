@@ -53,15 +53,13 @@ class Success(NamedTuple):
 
 def examine(paths: RunPaths, attempt: int) -> None:
     """Record what is suspect about a successful attempt. Raises OSError and ValueError."""
-    if (outcome := read_outcome(paths, attempt)) is None or outcome.code or not outcome.nodes:
+    outcome = read_outcome(paths, attempt)
+    if outcome is None or outcome.code or not outcome.nodes:  # no success, or no agent reported it
         return
-    head = list(read_ends(paths.events(outcome.nodes[0]), attempt))
-    has_resumed = any(event.type is EventType.RESUMED and event.step for event in head)
-    success = Success(
-        events=head,
-        has_checkpoint=outcome.checkpoint is not None or has_resumed,
-        printed=_printed(paths, attempt, outcome.nodes[0]),
-    )
+    events = list(read_ends(paths.events(outcome.nodes[0]), attempt))
+    has_resumed = any(event.type is EventType.RESUMED and event.step for event in events)
+    has_checkpoint = outcome.checkpoint is not None or has_resumed
+    success = Success(events, _printed(paths, attempt, outcome.nodes[0]), has_checkpoint)
     if found := suspicions_of(success):
         write_outcome(paths, dataclasses.replace(outcome, suspicions=found))
 
@@ -72,7 +70,7 @@ def suspicions_of(success: Success) -> tuple[Suspicion, ...]:
 
 
 def _doubts(success: Success) -> Iterator[tuple[Doubt, str]]:
-    """Yield what is suspect; of losses, what the script reported counts before what it printed."""
+    """Yield what is suspect; reported losses take precedence over those in the script's output."""
     if text := _no_step(success):
         yield Doubt.NO_STEP, f"no step was taken: {text}"
     elif text := _no_checkpoint(success):
@@ -87,14 +85,14 @@ def _doubts(success: Success) -> Iterator[tuple[Doubt, str]]:
         )
         for event in success.of(EventType.LOSSES)[-1:]
     ]
-    known = [each for each in (*reported, printed.losses) if each.count]
+    known = [losses for losses in (*reported, printed.losses) if losses.count]
     if known and not known[0].is_finite:
         yield Doubt.LOSS_NOT_FINITE, "the last loss is NaN or infinite"
         return
-    enough = next((each for each in known if each.count >= LEAST_REPORTS), Losses())
-    # With rewards, as in GRPO, a loss of 0 is usual.
-    if enough.is_constant and not (enough.last == 0 and printed.has_rewards):
-        text = f"it was {enough.last:.6g} in all {enough.count} reports"
+    losses = next((losses for losses in known if losses.count >= LEAST_REPORTS), Losses())
+    is_usual = losses.last == 0 and printed.has_rewards  # 0 is usual with rewards, as in GRPO
+    if losses.is_constant and not is_usual:
+        text = f"it was {losses.last:.6g} in all {losses.count} reports"
         yield Doubt.LOSS_CONSTANT, f"the loss never changed: {text}"
 
 
@@ -104,10 +102,11 @@ def _no_step(success: Success) -> str:
     if success.trainers:
         return _no_trainer_step(success.trainers, last)
     if last and last.step == 0 and (last.total or 0) > 1:
-        has_metrics = any(event.metrics for event in success.steps)
+        has_metrics = any(event.metrics for event in success.steps)  # of a step that was taken
         return "" if has_metrics else f"the script reported step 0 of {last.total}, and none after"
-    is_idle = last is None and not (success.of(EventType.ASKS) or success.has_checkpoint)
-    if is_idle and success.looked_for_checkpoint and not success.printed.log.steps:
+    shows_training = last or success.of(EventType.ASKS) or success.printed.log.steps
+    is_idle = not shows_training and not success.has_checkpoint
+    if is_idle and success.looked_for_checkpoint:
         return "the script found no checkpoint, reported no step and saved nothing"
     return ""
 
@@ -118,10 +117,10 @@ def _no_trainer_step(trainers: Sequence[Event], last: Event | None) -> str:
         at = begun.step or 0
         was_complete = at > 0 and (begun.total is None or at >= begun.total)
         if not was_complete:
-            # A Trainer whose own loop steps reports step 0 with each batch.
-            is_idle = last is None or 0 < at == last.step
+            # Step 0 proves nothing: a Trainer whose own loop steps reports it with each batch.
+            has_not_moved = last is None or (at > 0 and last.step == at)
             of = "" if begun.total is None else f" of {begun.total}"
-            return f"the training began at step {at}{of} and ended there" if is_idle else ""
+            return f"the training began at step {at}{of} and ended there" if has_not_moved else ""
     return ""
 
 
@@ -132,22 +131,22 @@ def _no_checkpoint(success: Success) -> str:
     for unsaved in success.of(EventType.UNSAVED)[-1:]:
         return f"step {unsaved.step}: {unsaved.reason}"
     written = [e.written_bytes for e in success.events if e.written_bytes is not None]
-    wrote_nothing = bool(written) and max(written) < SAVED_BYTES
-    saves = success.looked_for_checkpoint and not success.trainers  # a Trainer saves if asked
+    wrote_little = bool(written) and max(written) < SAVED_BYTES
+    means_to_save = success.looked_for_checkpoint and not success.trainers  # Trainers save if asked
     has_trained = bool(success.steps and success.steps[-1].step)
-    if saves and has_trained and wrote_nothing:
+    if means_to_save and has_trained and wrote_little:
         return "the script looked for one to resume from, and saved none"
     return ""
 
 
 def _printed(paths: RunPaths, attempt: int, node: str) -> PrintedTraining:
     """Read what rank 0 printed at the start and at the end."""
-    found = PrintedTraining()
+    printed = PrintedTraining()
     for raw in _lines(paths.log(attempt, node)):
         line = parse_line(raw, node=node, offset=0, near_us=0)
         if line.rank == 0 and line.stream not in RECORDS:
-            found.feed(line.text.decode("utf-8", "replace").split("\r"))
-    return found
+            printed.feed(line.text.decode("utf-8", "replace").split("\r"))
+    return printed
 
 
 def _lines(log: Path) -> Iterator[bytes]:

@@ -57,12 +57,12 @@ _WAITING = (
     r"distributed_c10d\.py|_engine_run_backward|/torch/distributed/|/deepspeed/comm/|store\.py"
     r"|synchronize|_cuda_synchronize"
 )
-_STATES = {
+_HALTED = {  # the states in which a process does not run
     psutil.STATUS_STOPPED: "stopped by a signal",
     psutil.STATUS_TRACING_STOP: "stopped by a debugger",
     psutil.STATUS_DISK_SLEEP: "blocked in the kernel, by a file system or a driver",
 }
-_CERTAIN = ("gone", _STATES[psutil.STATUS_STOPPED], _STATES[psutil.STATUS_TRACING_STOP])
+_CERTAIN = ("gone", _HALTED[psutil.STATUS_STOPPED], _HALTED[psutil.STATUS_TRACING_STOP])
 
 
 class RankPlace(NamedTuple):
@@ -104,7 +104,7 @@ def bytes_moved(pids: Iterable[int]) -> int:
 
 def _state(pid: int) -> str:
     with contextlib.suppress(psutil.Error):
-        return _STATES.get(psutil.Process(pid).status(), "")
+        return _HALTED.get(psutil.Process(pid).status(), "")
     return "gone"
 
 
@@ -112,10 +112,11 @@ def _place(rank: int, node: str, states: tuple[str, str], text: str) -> RankPlac
     """Return where a rank is, by its state before and after it wrote its stacks (`text`)."""
     newest = text.rpartition(_STACK)[2]  # of faulthandler: the main thread, innermost first
     frames = [f"{f['file']}:{f['line']} in {f['name']}" for f in re.finditer(_FRAME, newest)]
-    now = states[1]
-    # A process that reads a file is briefly blocked in the kernel.
-    state = now if now in (states[0], *_CERTAIN) else ""
-    where = next((f for f in frames if not INSTALLED.search(f)), frames[0] if frames else "")
+    before, now = states
+    # A process that reads a file is briefly blocked in the kernel: this state counts if it lasts.
+    state = now if now == before or now in _CERTAIN else ""
+    own_frames = [frame for frame in frames if not INSTALLED.search(frame)]  # the user's code
+    where = (own_frames or frames or [""])[0]
     is_waiting = any(re.search(_WAITING, frame) for frame in frames)
     stack = zlib.crc32("\n".join(frames).encode())
     return RankPlace(rank, node, where, is_waiting, state, stack)
@@ -123,11 +124,11 @@ def _place(rank: int, node: str, states: tuple[str, str], text: str) -> RankPlac
 
 def suspect(found: Iterable[RankPlace]) -> RankPlace | None:
     """Return the rank that the others wait for, if one stands out."""
-    given = sorted(found, key=lambda place: place.rank)
-    if halted := [place for place in given if place.state]:
+    places = sorted(found, key=lambda place: place.rank)
+    if halted := [place for place in places if place.state]:
         return halted[0]
-    busy = [place for place in given if not place.is_waiting]
-    return busy[0] if 0 < len(busy) <= max(1, len(given) // 2) else None  # most: none stands out
+    busy = [place for place in places if not place.is_waiting]
+    return busy[0] if 0 < len(busy) <= max(1, len(places) // 2) else None  # most: none stands out
 
 
 def sentence(found: Iterable[RankPlace]) -> str:
@@ -138,9 +139,8 @@ def sentence(found: Iterable[RankPlace]) -> str:
         groups.setdefault(place.state or where, []).append(place.rank)
     texts = []
     for what, ranks in sorted(groups.items(), key=lambda item: -len(item[1]))[:NAMED_GROUPS]:
-        who = f"rank {ranks[0]}"
-        if len(ranks) > 1:
-            who = f"{len(ranks)} ranks (e.g. rank {min(ranks)})"
+        some = f"{len(ranks)} ranks (e.g. rank {min(ranks)})"
+        who = some if len(ranks) > 1 else f"rank {ranks[0]}"
         texts.append(f"{who} {what}")
     return "; ".join(texts)
 
@@ -164,16 +164,16 @@ async def everywhere(questions: Questions) -> tuple[list[RankPlace], Answers]:
 async def dump(ranks: Iterable[int], spool: Spool, within_s: float = DUMP_S) -> list[int]:
     """Have the ranks write their dumps into the spool; return those that did in time."""
     before = {rank: _version(spool.dump(rank)) for rank in ranks}  # a rank may answer at once
-    waiting = {rank: old for rank, old in before.items() if _ask(spool.pipe(rank))}
-    asked, deadline = sorted(waiting), time.monotonic() + within_s
-    while waiting and time.monotonic() < deadline:
+    unanswered = {rank: old for rank, old in before.items() if _request_dump(spool.pipe(rank))}
+    asked, deadline = sorted(unanswered), time.monotonic() + within_s
+    while unanswered and time.monotonic() < deadline:
         await asyncio.sleep(_LOOK_S)
-        waiting = {r: old for r, old in waiting.items() if _version(spool.dump(r)) == old}
-    return [rank for rank in asked if rank not in waiting]
+        unanswered = {r: old for r, old in unanswered.items() if _version(spool.dump(r)) == old}
+    return [rank for rank in asked if rank not in unanswered]
 
 
-def _ask(pipe: Path) -> bool:
-    """Wake the rank's thread; return False if there is none."""
+def _request_dump(pipe: Path) -> bool:
+    """Wake the rank's thread that writes dumps; return False if there is none."""
     with contextlib.suppress(OSError):
         descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
         try:
@@ -185,8 +185,8 @@ def _ask(pipe: Path) -> bool:
 
 def _version(path: Path) -> tuple[int, int]:
     with contextlib.suppress(OSError):
-        found = path.stat()
-        return found.st_ino, found.st_mtime_ns
+        status = path.stat()
+        return status.st_ino, status.st_mtime_ns
     return 0, 0
 
 
@@ -194,26 +194,26 @@ async def answer_looks(
     directory: Path, nodes: Sequence[str], questions: Questions, disk: SharedDisk
 ) -> None:
     """Answer the requests of `diagnose --stacks` (rundir/outcome.py), one after the other."""
-    seen: set[Path] = set()
+    answered: set[Path] = set()
     while True:
         found: list[Path] = []
         with contextlib.suppress(OSError):  # a listing shows new files at once, also on NFS
             found = await disk.do(partial(requests, directory))
-        for path in sorted({*found} - seen):
-            seen.add(path)
-            data = json.dumps(await _looked(nodes, questions))
+        for path in sorted({*found} - answered):
+            answered.add(path)
+            data = json.dumps(await _stacks_and_dumps(nodes, questions))
             with contextlib.suppress(OSError):
                 await disk.do(partial(write_whole, answer_path(path), data))
         await asyncio.sleep(REQUESTS_S)
 
 
-async def _looked(nodes: Sequence[str], questions: Questions) -> dict[str, Any]:
+async def _stacks_and_dumps(nodes: Sequence[str], questions: Questions) -> dict[str, Any]:
     """Return where all ranks are, which have written dumps, and the nodes that did not answer."""
     places, answers = await everywhere(questions)
-    dumps = await questions.ask("dump", live=True, within_s=2 * DUMP_S)
-    given = (message.get("dumped", ()) for message in dumps.given.values())
-    heard, dumped = {*answers.given} & {*dumps.given}, sorted(chain(*given))
-    silent = [name for number, name in enumerate(nodes) if number not in heard]
+    dumps = await questions.ask("dump", live=True, within_s=2 * DUMP_S)  # live: agents pack them
+    dumped = sorted(chain(*(message.get("dumped", ()) for message in dumps.given.values())))
+    heard = {*answers.given} & {*dumps.given}
+    silent = [name for node_rank, name in enumerate(nodes) if node_rank not in heard]
     return {**to_data(places), "dumped": dumped, "silent": silent}
 
 
@@ -243,7 +243,7 @@ class Progress:
             self._printed, self._moved_at = printed, self._watched_s
 
     def extend(self, is_saving: bool) -> bool:
-        """Wait for the limit once more; return False after too many times without a save."""
+        """Wait for the limit again; return False if it was extended too often without a save."""
         if not is_saving:
             self._extensions += 1
         self._moved_at = self._watched_s
@@ -295,7 +295,7 @@ class HangWatch:
         self._calls, self._printed = calls, printed
 
     def heard(self, event: Mapping[str, Any]) -> None:
-        """Count a rank's event; stop looking for hangs when the training has ended."""
+        """Count a rank's event; look for no hangs once the last step, or a Trainer, has ended."""
         if event.get("type") == "step":
             self._steps_reported += 1
             self._is_through = event.get("step") == event.get("total")
@@ -308,32 +308,32 @@ class HangWatch:
         is_looking = self._looking is not None and not self._looking.done()
         if self._is_through or self._is_leaving or self._is_reported or is_looking:
             return
-        printed = self._printed + self._others_reported
+        printed = self._printed + self._others_reported  # a sign of life if it grows
         self._progress.record(time.monotonic(), steps=self._steps(), printed=printed)
         if stalled_s := self._progress.stalled_s:
-            self._looking = self.tasks.start(self._report(stalled_s))
+            self._looking = self.tasks.start(self._report_unless_alive(stalled_s))
 
-    def leaving(self) -> None:
+    def watch_leavers(self) -> None:
         """Once ranks have succeeded, watch for the end of the others instead of steps."""
         if not self._is_leaving and self.floor_s:
-            self.tasks.start(self._watch_leavers())
+            self.tasks.start(self._await_leavers())
         self._is_leaving = True
 
-    async def _watch_leavers(self) -> None:
-        """Find a stuck rank: it does nothing, while others may save or compute for a long time."""
+    async def _await_leavers(self) -> None:
+        """Report a rank that does nothing; others may save or compute for a long time."""
         is_stuck = False
         while not is_stuck:
             progress = Progress(self.floor_s)
-            while not progress.stalled_s:  # as after one step: only a sign shows progress
-                progress.record(time.monotonic(), steps=1, printed=await self._signs())
+            while not progress.stalled_s:  # `steps` stays 1: what the ranks do counts as printed
+                progress.record(time.monotonic(), steps=1, printed=await self._activity())
                 await asyncio.sleep(min(LEAVERS_LOOK_S, self.floor_s / 4))
             found, silent, is_moving, _ = await self._look_twice()
             is_stuck = not is_moving
         text = f"other ranks have ended; no progress for {progress.stalled_s:.0f} s"
-        await self._end(text, found, silent)
+        await self._report_hang(text, found, silent)
 
-    async def _signs(self) -> int:
-        """Count the reads, writes and calls of the ranks that are left."""
+    async def _activity(self) -> int:
+        """Return a count that grows as ranks read, write, and call should_checkpoint()."""
         answers = await self.questions.ask("signs")
         given = (message.get("signs") for message in answers.given.values())
         return sum(signs for signs in given if isinstance(signs, int))
@@ -344,38 +344,39 @@ class HangWatch:
     async def _look_twice(self) -> tuple[list[RankPlace], int, bool, bool]:
         """Return where ranks are, how many nodes are silent, if a rank moves, and if one saves."""
         before, _ = await everywhere(self.questions)
-        signs = await self._signs()  # not before: the ranks write their stacks
+        activity = await self._activity()  # only now: writing the stacks would also count
         await asyncio.sleep(AGAIN_S)
-        moved = await self._signs() - signs
+        moved_bytes = await self._activity() - activity
         found, answers = await everywhere(self.questions)
-        is_saving = moved > SAVE_BYTES + IDLE_BYTES * len(found)
+        is_saving = moved_bytes > SAVE_BYTES + IDLE_BYTES * len(found)
         stacks = {place.rank: place.stack for place in before}
-        is_moving = any(stacks.get(each.rank, each.stack) != each.stack for each in found)
+        is_moving = any(stacks.get(place.rank, place.stack) != place.stack for place in found)
         return found, len(answers.silent), is_moving, is_saving
 
-    async def _report(self, stalled_s: float) -> None:
+    async def _report_unless_alive(self, stalled_s: float) -> None:
         """Report where the ranks are, unless one moves or saves: a long save is not a hang."""
         steps = self._steps()
         found, silent, is_moving, is_saving = await self._look_twice()
         is_alive = (is_moving or is_saving) and self._progress.extend(is_saving)
         if self._steps() == steps and not is_alive:  # no step ended meanwhile
-            await self._end(f"no step ended for {stalled_s:.0f} s", found, silent)
+            await self._report_hang(f"no step ended for {stalled_s:.0f} s", found, silent)
 
-    async def _end(self, text: str, found: list[RankPlace], unheard: int) -> None:
+    async def _report_hang(self, text: str, found: list[RankPlace], silent_nodes: int) -> None:
         """Report the hang as the failure of the rank that stands out, once the evidence is kept."""
         self._is_reported = True
         if self.keep is not None:
             with contextlib.suppress(OSError, ValueError, asyncio.TimeoutError):
                 await asyncio.wait_for(self.keep(found), KEEP_S)
-        # If others have ended, each rank that is left is to blame.
-        blamed = suspect(found) or next(iter(found if self._is_leaving else ()), None)
+        blamed = suspect(found)
+        if self._is_leaving and found:  # others have ended: each rank that is left is to blame
+            blamed = blamed or found[0]
         where = f": {sentence(found)}" if found else ""
-        silent = f"; {count(unheard, 'node')} did not answer" if unheard else ""
+        silent = f"; {count(silent_nodes, 'node')} did not answer" if silent_nodes else ""
         failure = Failure(
             node=blamed.node if blamed else self.node,
             rank=blamed.rank if blamed else None,
             code=int(NodeExit.HUNG),
-            cause=Cause.HALTED if blamed and blamed.state in _STATES.values() else Cause.HUNG,
+            cause=Cause.HALTED if blamed and blamed.state in _HALTED.values() else Cause.HUNG,
             message=f"{text}{where}{silent}",
             where=blamed.where.partition(" ")[0] if blamed else "",
         )

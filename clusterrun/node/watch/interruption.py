@@ -67,43 +67,45 @@ class Interruption:
     disk: SharedDisk
     tasks: Tasks  # those of the attempt
     named: tuple[int, ...] = ()  # signals that handlers get first before the time limit
-    end_s: float = float("inf")  # that handlers have at the end
+    end_s: float = float("inf")  # that handlers have at the end; with a queue, Slurm limits it
     reason: Reason | None = None  # None until the ranks must exit
     is_used: bool = False  # a rank has called should_checkpoint()
-    _is_ending: bool = False
-    _is_over: bool = False
-    _is_asking: bool = False
-    _is_handled: bool = False
+    _is_ending: bool = False  # agents got SIGTERM, and it is not yet known why
+    _is_over: bool = False  # an end of the job was requested
+    _is_asking: bool = False  # it is not yet known how many ranks handle a signal
+    _is_handled: bool = False  # a rank handles a signal that it got
     _left: int = 0  # ranks that still handle a signal
-    _is_unheard: bool = False
+    _is_unheard: bool = False  # no rank could be asked yet
 
     def __post_init__(self) -> None:
-        """Handle the end of the ranks."""
+        """Have the decision ask this whether to wait, and how an attempt without failures ended."""
         self._requested = partial(read_request, self.request)
         self.head.decision.completion = self._completion
         self.head.decision.is_held = lambda: self._is_ending or self._is_asking or self._left > 0
 
-    def warned(self, *, are_caught: bool) -> None:
+    def handle_warning(self, *, are_caught: bool) -> None:
         """Handle a warning signal; `are_caught`: ranks of the first node handle it themselves."""
         left_s = time_left_s(os.environ, time.time()) or 0.0  # unknown: the limit may be near
-        self.tasks.start(self._warned(warning_reason(left_s, self.warning_s), are_caught))
+        reason = warning_reason(left_s, self.warning_s)
+        self.tasks.start(self._request_unless_theirs(reason, are_caught))
 
-    async def _warned(self, reason: Reason, are_caught: bool) -> None:
+    async def _request_unless_theirs(self, reason: Reason, are_caught: bool) -> None:
         """Request the interruption, unless the signal is for handlers of the script."""
         is_theirs = not self.is_used and are_caught
         if reason is Reason.SIGNAL and is_theirs and await self.disk.do(self._requested) is None:
             return  # a person has signalled the whole step, and so also the ranks
         await self._request(reason)
 
-    def ending(self) -> None:
+    def handle_sigterm(self) -> None:
         """Handle SIGTERM to agents whose ranks can save: a preemption, unless an end follows."""
         if not self._is_ending:  # all nodes get SIGTERM, and report it
             self._is_ending = True
             self.tasks.start(self._end_or_leave())
 
     async def check_request(self) -> None:
-        """Handle a request that came without a signal. Record when the first rank can be asked."""
-        if self._is_unheard and self.reason and (self.is_used or self._is_handled):
+        """Act on a request that came without a signal; warn ranks again until they have left."""
+        is_heard_now = self.is_used or self._is_handled
+        if self._is_unheard and self.reason and is_heard_now:
             self._is_unheard = False
             self.happened("interrupted", reason=self.reason.value, heard=True)
         # Again: to count the ranks that are left, and for handlers that were set since.
@@ -116,35 +118,36 @@ class Interruption:
         """Act on a request once: END ends the attempt, any other reason has all ranks leave."""
         if reason is Reason.END and not self._is_over:
             self._is_over = True
-            self.tasks.start(self._end())
+            self.tasks.start(self._end_attempt())
         elif reason is not Reason.END and self.reason is None:
             self.reason = reason
-            self.tasks.start(self._leave(reason))
+            self.tasks.start(self._have_ranks_leave(reason))
         else:  # it is handled already
-            self._settle()
+            self._end_hold()
 
     def saved(self) -> None:
         """Record that a checkpoint is complete."""
         if self.reason is not None:
             self._after(LEAVE_S, self._end_as_interrupted)
 
-    async def _end(self) -> None:
+    async def _end_attempt(self) -> None:
         """End the attempt; ranks that handle a signal have as long as Slurm would give them."""
-        # Without a queue, the time between the warning and the time limit is all that ranks have.
+        # Without a queue (`end_s` is finite), ranks only have from the warning to the time limit.
         had_their_time = self.reason is Reason.TIME_LIMIT and self.end_s < float("inf")
         is_awaited = not had_their_time and await self._warn_ranks()
-        self._settle()
+        self._end_hold()
         if is_awaited:
-            self._after(self.end_s, self._stop)
+            self._after(self.end_s, self._stop_nodes)
         else:
-            self._stop()
+            self._stop_nodes()
 
-    def _stop(self) -> None:
+    def _stop_nodes(self) -> None:
         """Stop all nodes: the job was cancelled."""
+        # Handlers that still run would hold a failure, and the time limit has a reason of its own.
         if self.reason is Reason.TIME_LIMIT or self._is_handled:
             self.head.decision.make(self._cancelled())
         else:
-            self.head.report_failure(cancelled(next(iter(self.head.names), "")))
+            self.head.report_failure(cancelled(self.head.names[0] if self.head.names else ""))
 
     def _cancelled(self) -> Ending:
         late = f"{Reason.TIME_LIMIT.text}: the ranks did not exit in time"
@@ -160,15 +163,16 @@ class Interruption:
         only = (signal.SIGTERM,) if self.is_used else SAVE_SIGNALS
         first = self.named if self.reason is Reason.TIME_LIMIT and not self._is_over else ()
         self._is_asking = True
-        answers = await self.head.questions.ask("warn", only=only, first=first)
+        answers = await self.head.questions.ask("warn", only=only, first=first)  # OwnSignals.warn
         self._is_asking = False
-        counts, had_left = [*answers.given.values()], self._left
-        self._is_handled |= any(each["warned"] for each in counts)
-        self._left = sum(each["left"] for each in counts)
-        if self._left and not had_left:
+        counts, were_waiting = [*answers.given.values()], self._left > 0
+        self._is_handled |= any(node["warned"] for node in counts)
+        self._left = sum(node["left"] for node in counts)
+        if self._left and not were_waiting:
             self.say(f"waiting for the script's own signal handler in {count(self._left, 'rank')}")
-        is_early = self.head.decision.failures or not self.account.is_through
-        if self._is_handled and not self._left and is_early:
+        have_all_left = self._is_handled and not self._left
+        # A training that has reported its last step, and not failed, is complete.
+        if have_all_left and (self.head.decision.failures or not self.account.is_at_last_step):
             self.head.decision.make(self._interrupted())
         self.head.check_complete()
         return self._left > 0
@@ -194,14 +198,13 @@ class Interruption:
             first = await asyncio.wait_for(self.disk.do(first_request), REQUEST_S)
         self._interrupt(first or reason)
 
-    async def _leave(self, reason: Reason) -> None:
+    async def _have_ranks_leave(self, reason: Reason) -> None:
         """Have all ranks save and exit: those that handle a signal by it, others at one step."""
         self.say(f"{reason.text}: the ranks are asked to save and exit")
         if not self.is_used:
             await self._warn_ranks()
-        self._settle()
-        heard = self.is_used or self._is_handled
-        self.happened("interrupted", reason=reason.value, heard=heard)
+        self._end_hold()
+        self.happened("interrupted", reason=reason.value, heard=self.is_used or self._is_handled)
         self._limit_time(reason)
         if self._is_handled:
             return
@@ -214,7 +217,7 @@ class Interruption:
             self.say("not all nodes answered: the ranks could not be asked to save")
 
     def _limit_time(self, reason: Reason) -> None:
-        """End the ranks later if they do not exit; after a preemption, Slurm does that."""
+        """End ranks that do not exit, last those with handlers; after a preemption, Slurm does."""
         if reason is Reason.PREEMPT:
             return
         if reason in (Reason.TIME_LIMIT, Reason.SIGNAL):
@@ -225,17 +228,17 @@ class Interruption:
             left_s = time_left_s(os.environ, time.time()) or left_s
         self._after(left_s - KILL_S, self._end_handlers)
 
-    def _settle(self) -> None:
-        """Settle what was held back until it was known why the agents got SIGTERM."""
+    def _end_hold(self) -> None:
+        """Let the attempt end: it is known now why the agents got SIGTERM, if they did."""
         self._is_ending = False
         self.head.check_complete()
 
-    def _after(self, seconds: float, deed: Callable[[], None]) -> None:
+    def _after(self, seconds: float, action: Callable[[], None]) -> None:
         if seconds < float("inf"):
-            asyncio.get_running_loop().call_later(seconds, deed)
+            asyncio.get_running_loop().call_later(seconds, action)
 
     def _end_as_interrupted(self) -> None:
-        """End ranks that did not exit, if there is a checkpoint to resume from."""
+        """End ranks that did not exit, if there is a checkpoint and no handler still runs."""
         if self.account.checkpoint is not None and not self._left:
             self.head.decision.make(self._interrupted())
 
@@ -245,23 +248,22 @@ class Interruption:
             self.head.decision.make(self._interrupted())
 
     def _completion(self) -> Ending:
-        """Return how a training without failures ended: interrupted or complete."""
-        have_stopped = any(peer.has_left for peer in self.head.peers.values())
+        """Return how a training without failures ended; handlers may exit without should_stop()."""
+        have_stopped = any(peer.left_as_asked for peer in self.head.peers.values())
         was_interrupted = self._is_handled or (self.reason is not None and have_stopped)
-        is_early = was_interrupted and not self.account.is_through
+        is_early = was_interrupted and not self.account.is_at_last_step
         return self._interrupted() if is_early else Ending.completed()
 
     def _interrupted(self) -> Ending:
-        """Return the ending of an interrupted attempt; name an error of the script on the way."""
+        """Return the ending of an interrupted attempt, with an error that the script had then."""
         own = [f for f in self.head.decision.failures if not f.has_lost_peer]
         errors = [failure for failure in own if failure.cause not in _BY_HANDLER]
         is_handled = self._is_handled and not self._left and not errors
         if self._is_over and self.reason is not Reason.TIME_LIMIT:
             return replace(self._cancelled(), is_handled=is_handled)
         reason = self.reason or Reason.PREEMPT
-        code = int(NodeExit.CANCELLED if reason is Reason.CANCEL else NodeExit.INTERRUPTED)
         return Ending(
-            code=code,
+            code=int(NodeExit.CANCELLED if reason is Reason.CANCEL else NodeExit.INTERRUPTED),
             reason="; ".join([reason.text, *(error.sentence() for error in errors[:1])]),
             cause=Cause.INTERRUPTED,
             interruption=reason,
@@ -286,7 +288,8 @@ async def agree(questions: Questions, request: int) -> int:
     """Have all ranks save and exit at one call; return it, 0 if a node does not answer."""
     answers = await questions.ask("hold", request=request)
     calls = [int(each["calls"]) for each in answers.given.values()]
-    at = 1 + max(calls) if calls and not answers.silent else 0
+    have_all_answered = bool(calls) and not answers.silent
+    at = max(calls) + 1 if have_all_answered else 0  # 0: the ranks only continue
     await questions.ask("decide", request=request, at=at)
     return at
 
@@ -296,7 +299,7 @@ def handled_signals(pid: int) -> frozenset[int]:
     with contextlib.suppress(OSError):
         if found := re.search(_CAUGHT, Path(f"/proc/{pid}/status").read_text(errors="replace")):
             mask = int(found[1], 16)  # bit N - 1 stands for signal N
-            return frozenset(number for number in SAVE_SIGNALS if mask >> number - 1 & 1)
+            return frozenset(number for number in SAVE_SIGNALS if mask >> (number - 1) & 1)
     return frozenset()
 
 
@@ -321,7 +324,7 @@ class OwnSignals:
     warned: set[int] = field(default_factory=set)  # the pids of those that got such a signal
     _handled: dict[int, set[int]] = field(default_factory=dict)  # by pid
     _delivered: dict[int, float] = field(default_factory=dict)  # when Slurm sent a signal
-    _witness: Popen[bytes] | None = None
+    _witness: Popen[bytes] | None = None  # it does nothing; a warning that Slurm sends ends it
     _read_at: float = 0.0
 
     @property
@@ -349,23 +352,26 @@ class OwnSignals:
             self._handled[pid] = {n for n in found if not self.page.does_not_save_on(rank, n)}
 
     def _watch_slurm(self) -> None:
-        """Note which signal Slurm has sent to all processes of the step: it ends the witness."""
-        if self._witness is not None and (code := self._witness.poll()) is not None:
-            self._delivered[-code] = time.monotonic()
-            if -code == signal.SIGTERM:  # ranks may restore the default once they have handled it
-                self.warned |= {pid for pid, handled in self._handled.items() if -code in handled}
-            self._witness = None
+        """Note which signal Slurm has sent to the step, if one has ended the witness; renew it."""
+        code = self._witness.poll() if self._witness is not None else None
+        if code is not None:
+            number, self._witness = -code, None
+            self._delivered[number] = time.monotonic()
+            # Ranks may restore the default once they have handled SIGTERM, and seem unwarned then.
+            # Other signals count in `warn` if they are recent: a person may have sent them, too.
+            if number == signal.SIGTERM:
+                self.warned |= {pid for pid, handled in self._handled.items() if number in handled}
         if self.is_in_step and self._witness is None:
-            with contextlib.suppress(OSError):  # it ends with this process, at the end of its input
+            with contextlib.suppress(OSError):
                 self._witness = Popen(
                     ["cat"], stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True
-                )
+                )  # in its own session, as ranks are; it ends with its input: with this process
 
     async def warn(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Send one signal to each rank that handles a warning, unless Slurm or this has sent one.
+        """Send one signal to each rank that handles a warning, unless it has had one.
 
-        Of the message, `only` may be sent, `first` is preferred. Return how many ranks were warned,
-        and how many of them still run.
+        The message has the signals to choose from (`only`) and those that are preferred (`first`).
+        Return how many ranks were warned, and how many of them still run.
         """
         if self.is_in_step and self.are_caught and not self.warned:
             await asyncio.sleep(DELIVERY_S)

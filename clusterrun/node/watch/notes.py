@@ -85,32 +85,33 @@ class KernelLog:
 
     def notes(self, pids: Pids, gpus: Collection[str]) -> list[Note]:
         """Return each new message about these processes and GPUs, or about the node."""
-        found = self._texts((time.monotonic() - OLD_S) * 1e6)
-        return list(islice(of_interest(found, pids, gpus), MOST_LINES))
+        messages = self._messages((time.monotonic() - OLD_S) * 1e6)
+        return list(islice(of_interest(messages, pids, gpus), MOST_LINES))
 
-    def _texts(self, since_us: float) -> Iterator[str]:
-        """Yield the kernel's own messages from the current one on, without those of programs."""
+    def _messages(self, since_us: float) -> Iterator[str]:
+        """Yield unread messages of the kernel, not of programs; `since_us` counts from the boot."""
         for _ in range(MOST_RECORDS):
             try:
                 data = os.read(self._descriptor, _RECORD_BYTES)
             except BrokenPipeError:  # messages were overwritten
                 continue
-            except OSError:
+            except OSError:  # all messages are read, or the log cannot be read
                 return
             if not data:
                 return
             for line in data.decode(errors="replace").splitlines():
-                found = re.match(_RECORD, line)
-                is_of_kernel = found and int(found["priority"]) < 8  # else a program's
-                if found and is_of_kernel and int(found["us"]) > since_us:
-                    yield found["text"]
+                match = re.match(_RECORD, line)
+                is_of_kernel = match and int(match["priority"]) < 8  # else a program's
+                if match and is_of_kernel and int(match["us"]) > since_us:
+                    yield match["text"]
 
 
 def of_interest(messages: Iterable[str], pids: Pids, gpus: Collection[str]) -> Iterator[Note]:
     """Choose the messages about the attempt's processes and GPUs, and about the node."""
     for text in messages:
-        shown, found = text[:LETTERS], re.search(_PROCESS, text)
-        pid = int(next(filter(None, found.groups()))) if found else 0
+        shown, match = text[:LETTERS], re.search(_PROCESS, text)
+        # One alternative has matched: only its group has a pid.
+        pid = int("".join(match.groups(default=""))) if match else 0
         if re.search(_NODE, text) or _is_of_gpu(text, pids, gpus):
             yield Note(source=NoteSource.KERNEL, text=shown)
         elif pid in pids:
@@ -119,11 +120,10 @@ def of_interest(messages: Iterable[str], pids: Pids, gpus: Collection[str]) -> I
 
 def _is_of_gpu(text: str, pids: Pids, gpus: Collection[str]) -> bool:
     """Return whether an Xid message is about a GPU of the attempt, and not about a foreign pid."""
-    found, pid = re.match(_GPU, text), re.search(_GPU_PID, text)
+    gpu, pid = re.match(_GPU, text), re.search(_GPU_PID, text)
     # In a container, `pids` is empty: any pid may be ours.
-    if found is None or (pid and pids and int(pid[1]) not in pids):
-        return False
-    return pci_address(found["gpu"]) in gpus
+    is_foreign = bool(pid and pids and int(pid[1]) not in pids)
+    return gpu is not None and not is_foreign and pci_address(gpu["gpu"]) in gpus
 
 
 class Gpus:
@@ -133,7 +133,7 @@ class Gpus:
         self._names, self._launched_at = names, time.time()
         self._own, theirs = socket.socketpair()
         with theirs:
-            self._process = subprocess.Popen(
+            self._process = subprocess.Popen(  # AGAIN: it answers each line of its input
                 module_argv(sys.executable, nvml.__name__, nvml.AGAIN, *names),
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
@@ -142,7 +142,7 @@ class Gpus:
             )
         self._lock, self._unread, self._awaits_answer = threading.Lock(), b"", False
         self.before: Mapping[str, NvmlGpu] = {}  # of the first answer, by PCI address
-        self._answered_at = 0.0
+        self._first_answer_at = 0.0  # 0.0: none came yet
         self.is_open = True  # there may be answers
         self._send_question()
 
@@ -167,11 +167,11 @@ class Gpus:
                 return None
             answer = parse_object(line) or {}
             self.is_open = nvml.GPU in answer
-            found = [NvmlGpu(**each) for each in answer.get(nvml.GPU, ())]
-            if not self._answered_at:  # the first answer: `before` and `notes` need it
-                self.before, self._answered_at = by_address(found), time.time()
-                self._names = self._names or [gpu.name for gpu in found]
-            return found
+            gpus = [NvmlGpu(**fields) for fields in answer.get(nvml.GPU, ())]
+            if not self._first_answer_at:  # `before` and `notes` need it
+                self.before, self._first_answer_at = by_address(gpus), time.time()
+                self._names = self._names or [gpu.name for gpu in gpus]
+            return gpus
 
     def _send_question(self) -> None:
         if not self._awaits_answer:
@@ -209,7 +209,7 @@ class Gpus:
         if now is None:
             text = f"NVIDIA's driver did not answer within {within_s:.0f} s"
             return [Note(source=NoteSource.NVML, text=text)] if self.is_open else []
-        is_early = self._answered_at - self._launched_at < IDLE_S
+        is_early = self._first_answer_at - self._launched_at < IDLE_S  # before a rank used a GPU
         found = [Note(source=NoteSource.NVML, text=text) for text in self._changes(now)]
         return [*found, *(self._held() if is_early else [])]
 
@@ -288,12 +288,11 @@ class NodeNotes:
         if (failure := ending.failure) is None or not ending.cause.is_failure:
             return []
         try:
-            return await self._found(failure, ranks)
+            return await self._notes_about(failure, ranks)
         except Exception as error:  # noqa: BLE001 - notes must not change how an attempt ends
-            text = f"cannot record node evidence: {error!r}"
-            return [Note(source=NoteSource.AGENT, text=text)]
+            return [Note(source=NoteSource.AGENT, text=f"cannot record node evidence: {error!r}")]
 
-    async def _found(self, failure: Failure, ranks: Pids) -> list[Note]:
+    async def _notes_about(self, failure: Failure, ranks: Pids) -> list[Note]:
         """Return what the memory cgroup, the kernel and the GPUs' driver know about a failure."""
         is_container = True
         with contextlib.suppress(OSError):  # a kernel without namespaces of pids
@@ -308,8 +307,8 @@ class NodeNotes:
 
     def _of_memory(self, failure: Failure) -> list[Note]:
         """Note OOM kills, or that there was none if SIGKILL ended a rank."""
-        found = self._memory.since(self._kills_before)
+        memory = self._memory.since(self._kills_before)
         is_killed_here = failure.node == self._node and failure.signal == signal.SIGKILL
-        if found is None or not (found.kills or is_killed_here):
-            return []
-        return [Note(source=NoteSource.CGROUP, text=str(found), memory=found)]
+        if memory is not None and (memory.kills or is_killed_here):
+            return [Note(source=NoteSource.CGROUP, text=str(memory), memory=memory)]
+        return []

@@ -59,12 +59,11 @@ class NodeChecks:
             return ()
         self._asked = self._needs.gpu_answer()
         try:
-            looks = quick_checks(self._needs, self._asked)
-            found = await asyncio.to_thread(examine, looks, DEADLINE_S)
+            checks = quick_checks(self._needs, self._asked)
+            found = await asyncio.to_thread(examine, checks, DEADLINE_S)
         except Exception as error:  # noqa: BLE001 - a fault of a check must not end the job
-            text = f"cannot check this node: {error!r}"
             hint = "start without these checks: --set launch.preflight=off"
-            found = [note("preflight", text, hint)]
+            found = [note("preflight", f"cannot check this node: {error!r}", hint)]
         bad = sorted((c for c in found if c.severity in BAD), key=lambda c: BAD.index(c.severity))
         return tuple(map(_short, bad[:MOST]))
 
@@ -76,16 +75,16 @@ def _short(check: Finding) -> Finding:
 
 def node_report(plan: Plan, who: Identity) -> Report:
     """Return this node's report to the conductor."""
-    if plan.is_smoke:  # it reports what is wrong, and refuses no node
+    if plan.is_smoke:  # the job only checks nodes: it refuses none
         return Report(node=who.node, node_rank=who.node_rank, versions={})
     is_cuda = plan.device is Device.CUDA
-    is_asked = is_cuda and plan.precision is Precision.HEAD
+    needs_capabilities = is_cuda and plan.precision is Precision.HEAD  # to choose bf16 or fp16
     asked = GpuAnswer(device_names(os.environ), LONG_S)
     return Report(
         node=who.node,
         node_rank=who.node_rank,
         versions=versions(),
-        capabilities=gpu_capabilities(os.environ, asked) if is_asked else (),
+        capabilities=gpu_capabilities(os.environ, asked) if needs_capabilities else (),
         problem=missing_packages(plan) or (gpu_problem(plan, os.environ, asked) if is_cuda else ""),
     )
 
@@ -101,7 +100,7 @@ def missing_packages(plan: Plan) -> str:
 def check_descriptors(attempt: Attempt) -> None:
     """Raise the limit on open files; on the first node, raise NodeError if it stays too low."""
     plan, who = attempt.plan, attempt.who
-    wanted = needed_descriptors(0, plan.world_size)
+    wanted = needed_descriptors(nodes=0, ranks=plan.world_size)  # which rank 0 opens
     limit = raise_descriptor_limit()
     if who.is_first and limit < wanted:
         text = f"{plan.world_size} ranks need {wanted} open files in one process"
@@ -129,10 +128,10 @@ def gpu_capabilities(env: Mapping[str, str], asked: GpuAnswer) -> Capabilities:
     """Return the compute capability of each GPU that the ranks will see; empty if unknown."""
     if visible_gpus(env, asked) == 0:
         return ()
-    found = [(gpu.capability or (0, 0)) for gpu in asked.answer.gpus]  # (0, 0): unknown
-    if not found or (0, 0) in found or asked.answer.problem:
+    rows = [(gpu.capability or (0, 0)) for gpu in asked.answer.gpus]  # (0, 0): unknown
+    if not rows or (0, 0) in rows or asked.answer.problem:
         return _torch_capabilities()
-    return tuple((major, minor) for major, minor in found)
+    return tuple((major, minor) for major, minor in rows)
 
 
 def _torch_capabilities() -> Capabilities:

@@ -63,8 +63,8 @@ class Ranks:
                 self._follow(self._rank(number), pid)
         for number in sorted({*self.spool.ranks(), *self._ranks}):
             rank = self._rank(number)
-            self._listen(rank)
-            self._check(rank, closely=closely)
+            self._read_events(rank)
+            self._settle_if_ended(rank, closely=closely)
 
     def _rank(self, number: int) -> Rank:
         if number not in self._ranks:
@@ -72,7 +72,7 @@ class Ranks:
             self._ranks[number] = Rank(number=number, reader=reader)
         return self._ranks[number]
 
-    def _listen(self, rank: Rank) -> None:
+    def _read_events(self, rank: Rank) -> None:
         """Take the rank's new events, and pass on all but its own report of its end."""
         for event in rank.reader.read():
             kind, pid = event["type"], event.get("pid")
@@ -98,8 +98,8 @@ class Ranks:
             rank.ended_at = time.time()
             rank.code = exit_code(rank.pid)
         self._unfollow(rank)
-        self._listen(rank)
-        self._check(rank)
+        self._read_events(rank)
+        self._settle_if_ended(rank)
 
     def _unfollow(self, rank: Rank) -> None:
         if rank.pidfd is not None:
@@ -107,7 +107,7 @@ class Ranks:
             os.close(rank.pidfd)
             rank.pidfd = None
 
-    def _check(self, rank: Rank, *, closely: bool = False) -> None:
+    def _settle_if_ended(self, rank: Rank, *, closely: bool = False) -> None:
         """Settle how a rank ended once that is known, or its exit is overdue after its report."""
         if rank.is_settled or not rank.pid:
             return
@@ -126,10 +126,9 @@ class Ranks:
         """Report a rank's end: its event, and its failure if it failed."""
         rank.is_settled = True
         failure = _failure(rank, self.node)
+        about = {"ts": rank.ended_at or time.time(), "type": "rank_exit", "rank": rank.number}
         code, number = (failure.code, failure.signal) if failure else (0, 0)
-        at = rank.ended_at or time.time()
-        event = {"ts": at, "type": "rank_exit", "rank": rank.number, "code": code, "signal": number}
-        self.happened(event)
+        self.happened({**about, "code": code, "signal": number})
         if failure is None:
             self.ended_well += 1
         else:
@@ -141,8 +140,7 @@ class Ranks:
         for entry in failures:
             rank, code = self._rank(int(entry["rank"])), int(entry["exitcode"])
             if not rank.is_settled:
-                rank.ended_at = rank.ended_at or time.time()
-                rank.code = code
+                rank.ended_at, rank.code = rank.ended_at or time.time(), code
                 self._settle(rank)
 
     @property
@@ -174,7 +172,7 @@ class Ranks:
 
 
 def _failure(rank: Rank, node: str) -> Failure | None:
-    """Return how a rank failed; its own report takes precedence over its exit status."""
+    """Return how a rank failed, None if it did not; its own report counts before its status."""
     report = rank.report
     if report.get("code"):
         cause = _CAUSES.get(str(report.get("cause")), Cause.EXIT)
@@ -191,7 +189,7 @@ def _failure(rank: Rank, node: str) -> Failure | None:
         )
     if not rank.code:
         return None
-    when = " after the script had completed" if report else ""
+    when = " after the script had completed" if report else ""  # its code is 0
     return Failure(
         at=rank.ended_at,
         node=node,

@@ -56,11 +56,11 @@ def following(state: State, sample: Sample) -> dict[Key, Alert | int]:
 
 def _next(before: Alert | int, key: Key, value: float, at: float) -> Alert | int:
     """Begin an alert after SAMPLES values at the limit; end it _POINTS below the limit."""
-    limit = LIMITS[key[0]]
+    kind, gpu = key
     if isinstance(before, Alert):
-        return before if value > limit - _POINTS else 0
-    count = before + 1 if value >= limit else 0
-    return count if count < SAMPLES else Alert(kind=key[0], gpu=key[1], at=at)
+        return before if value > LIMITS[kind] - _POINTS else 0
+    count = before + 1 if value >= LIMITS[kind] else 0
+    return count if count < SAMPLES else Alert(kind=kind, gpu=gpu, at=at)
 
 
 def holding(state: State) -> tuple[Alert, ...]:
@@ -75,12 +75,12 @@ def _values(sample: Sample) -> Iterator[tuple[Key, float]]:
     is_any_busy = any((gpu.activity or 0.0) >= IDLE_PERCENT for gpu in sample.gpus)
     for gpu in sample.gpus:
         idle_minutes = gpu.idle_s / 60 if is_any_busy else 0.0
-        found = {
+        values = {
             AlertKind.GPU_MEMORY: gpu.memory_percent,
             AlertKind.GPU_TEMPERATURE: gpu.temperature_c,
             AlertKind.GPU_IDLE: None if gpu.activity is None else idle_minutes,
         }
-        yield from (((kind, gpu.index), each) for kind, each in found.items() if each is not None)
+        yield from (((kind, gpu.index), v) for kind, v in values.items() if v is not None)
 
 
 def full_in_s(points: Sequence[tuple[float, int]], limit: int) -> float | None:
@@ -89,7 +89,8 @@ def full_in_s(points: Sequence[tuple[float, int]], limit: int) -> float | None:
         return None
     from statistics import linear_regression  # slow to import
 
-    slope, left = linear_regression(*zip(*points, strict=True)).slope, limit - points[-1][1]
+    times, used = zip(*points, strict=True)
+    slope, left = linear_regression(times, used).slope, limit - points[-1][1]
     return round(left / slope, 1) if 0 < left < slope * _MOST_S else None
 
 
@@ -115,12 +116,12 @@ class Sampler:
     _gpus: dict[int, GpuSample] = field(default_factory=dict)
     _cpu_s: float = 0.0
     _points: deque[tuple[float, int]] = field(default_factory=deque)  # of time and memory
-    _begun: float = 0.0
+    _begun: float = 0.0  # when the first sample was taken
     _peak: int = 0
-    _number: int = 0
-    _lost: int = 0
+    _number: int = 0  # of samples taken
+    _lost: int = 0  # how many of them could not be written
     _state: State = field(default_factory=dict)
-    _families: dict[int, list[int]] = field(default_factory=dict)
+    _families: dict[int, list[int]] = field(default_factory=dict)  # each rank's processes
 
     def start(self) -> None:
         """Begin to sample."""
@@ -153,21 +154,20 @@ class Sampler:
         self._number += 1
         if not append(self.attempt.paths, self.attempt.who.node, to_line(sample)):
             self._lost += 1
-        new = [alert for alert in sample.alerts if alert not in old]
-        for text in alert_texts(new, sample):
+        for text in alert_texts([new for new in sample.alerts if new not in old], sample):
             self.journal.say(text)
         return sample
 
     def _sample(self) -> Sample:
         """Measure; CPU time and idle time count from the sample before."""
-        (used, limit), before, at = self._group.memory(), self._cpu_s, time.monotonic()
+        (used, limit), cpu_before_s, at = self._group.memory(), self._cpu_s, time.monotonic()
         elapsed_s = at - self._points[-1][0] if self._points else 0.0
         self._points.append((at, used))
         while at - self._points[0][0] > GROWTH_S:
             self._points.popleft()
         self._begun = self._begun or at
         self._cpu_s, self._peak = cpu_seconds(), max(self._peak, used)
-        grown = max(0.0, self._cpu_s - before)
+        cpu_used_s = max(0.0, self._cpu_s - cpu_before_s)
         return Sample(
             at=round(self.journal.now_s(), 3),
             attempt=self.attempt.number,
@@ -176,7 +176,7 @@ class Sampler:
             host_limit_bytes=limit,
             host_peak_bytes=self._peak,
             host_full_s=full_in_s(self._points, limit),
-            cpu=round(grown / elapsed_s, 2) if elapsed_s else None,
+            cpu=round(cpu_used_s / elapsed_s, 2) if elapsed_s else None,
             cpus=allocated_cpus(os.environ),
             ranks=tuple(sorted(self._ranks())),
             gpus=tuple(self._of_gpus(elapsed_s, at - self._begun)),
@@ -197,18 +197,18 @@ class Sampler:
         for gpu in self.gpus.ask(_ANSWER_S) or ():
             index = self.gpus.number(gpu)
             if not planned or index < planned:
-                before = self._gpus.get(index, GpuSample(index=index))
-                self._gpus[index] = _following(before, gpu, elapsed_s, total_s)
+                last = self._gpus.get(index, GpuSample(index=index))
+                self._gpus[index] = _next_sample(last, gpu, elapsed_s, total_s)
                 yield self._gpus[index]
 
 
-def _following(before: GpuSample, gpu: NvmlGpu, elapsed_s: float, total_s: float) -> GpuSample:
-    """Return a GPU's next sample; the mean of its activity is over `total_s`."""
+def _next_sample(before: GpuSample, gpu: NvmlGpu, elapsed_s: float, total_s: float) -> GpuSample:
+    """Return a GPU's next sample; the mean of its activity, weighted by time, is over `total_s`."""
     idle_s, mean = before.idle_s, before.activity_mean
     if gpu.activity is not None:
         idle_s = round(idle_s + elapsed_s, 1) if gpu.activity < IDLE_PERCENT else 0.0
         mean = gpu.activity if mean is None else mean
-        mean += (gpu.activity - mean) * elapsed_s / max(total_s, elapsed_s, 1e-9)  # time-weighted
+        mean += (gpu.activity - mean) * elapsed_s / max(total_s, elapsed_s, 1e-9)  # not by 0
     peaks = [size for size in (before.memory_peak_bytes, gpu.used) if size is not None]
     return GpuSample(
         index=before.index,
@@ -224,7 +224,7 @@ def _following(before: GpuSample, gpu: NvmlGpu, elapsed_s: float, total_s: float
 
 
 def append(paths: RunPaths, node: str, line: bytes) -> bool:
-    """Append a sample to a node's file, and begin a new one if it is full; False if it failed."""
+    """Append a sample to a node's file, and begin a new one if it is full; False if that fails."""
     path = paths.usage(node)
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
     with contextlib.suppress(OSError):
