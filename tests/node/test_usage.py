@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -245,6 +246,19 @@ def test_a_file_that_is_none_costs_only_its_samples(tmp_path: Path) -> None:
         make(paths.usage("n1"))  # type: ignore[operator]
         assert usage.append(paths, "n1", b"{}\n") is False
         assert files.read_latest(paths) == {}
+
+
+def test_a_sample_that_a_full_disk_cuts_spoils_no_other(tmp_path: Path) -> None:
+    paths, limits = RunPaths(root=tmp_path), resource.getrlimit(resource.RLIMIT_FSIZE)
+    lines = [files.to_line(sample(float(at))) for at in range(3)]
+    assert usage.append(paths, "n1", lines[0])
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(lines[0]) + 9, limits[1]))
+        assert not usage.append(paths, "n1", lines[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert usage.append(paths, "n1", lines[2])
+    assert paths.usage("n1").read_bytes() == lines[0] + lines[2]
 
 
 def test_a_sample_costs_less_than_a_hundredth_of_a_core(tmp_path: Path) -> None:

@@ -232,5 +232,7 @@ def append(paths: RunPaths, node: str, line: bytes) -> bool:
         if size_of(path) + len(line) > HALF_BYTES:
             path.rename(paths.earlier_usage(node))
         with open(os.open(path, flags, 0o600), "ab", buffering=0) as file:
-            return file.write(line) == len(line)
+            if (written := file.write(line) or 0) < len(line):  # the disk is full
+                file.truncate(file.tell() - written)  # so that the next sample begins a line
+            return written == len(line)
     return False
