@@ -7,8 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterrun.errors import UsageError
-from clusterrun.shared.durations import clock, format_seconds, parse_seconds, parse_slurm_minutes
-from clusterrun.shared.sizes import format_bytes, parse_bytes, parse_count
+from clusterrun.shared.amounts import (
+    clock,
+    format_bytes,
+    format_seconds,
+    parse_bytes,
+    parse_count,
+    parse_seconds,
+    parse_slurm_minutes,
+)
 
 MINUTES = {
     **{"30": 30, "0030": 30, "90:00": 90, "0:01": 1, "1:00:01": 61, "2-0": 2880, "0-1": 60},

@@ -36,8 +36,8 @@ from clusterrun.rundir import reading
 from clusterrun.rundir.events import EventType, read
 from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.shared import checkpoint_files, shell
+from clusterrun.shared.amounts import parse_bytes
 from clusterrun.shared.files import parse_object, read_json, write_whole
-from clusterrun.shared.sizes import parse_bytes
 from clusterrun.shared.typed import decoded
 
 _SHAPE: Final = ("hidden", "layers", "heads", "kv_heads", "ffn", "vocab")

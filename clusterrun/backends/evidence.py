@@ -14,11 +14,10 @@ from clusterrun.logformat.bars import Text, find_bar
 from clusterrun.logformat.lines import LINE_BYTES, LogLine, Stream, parse_line
 from clusterrun.node.recovery.printed import last_word
 from clusterrun.rundir.attempt import read_attempt
-from clusterrun.rundir.end import End
+from clusterrun.rundir.end import Cause, End
 from clusterrun.rundir.events import ENDED_BY, Event, EventType, Phase, Startup, read_ends
 from clusterrun.rundir.outcome import Outcome, read_outcome
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.requests import Cause
 from clusterrun.shared.files import end_of
 from clusterrun.shared.finding import Finding
 from clusterrun.shared.state import JobState

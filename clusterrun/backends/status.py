@@ -22,10 +22,9 @@ from clusterrun.backends.evidence import (
 from clusterrun.backends.slurm.reasons import Outlook, PendingReason, explain
 from clusterrun.diagnosis.kinds import Suspicion
 from clusterrun.errors import ClusterrunError, SchedulerUnreachableError
-from clusterrun.rundir.end import End, read_end
+from clusterrun.rundir.end import Cause, End, Reason, read_end, read_request
 from clusterrun.rundir.outcome import Next, Outcome
 from clusterrun.rundir.record import JobRecord, continued_by
-from clusterrun.rundir.requests import Cause, Reason, read_request
 from clusterrun.rundir.usage import Sample, read_latest
 from clusterrun.shared import files
 from clusterrun.shared.finding import Finding

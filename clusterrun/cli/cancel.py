@@ -20,8 +20,8 @@ from clusterrun.cli.shared.job_view import find_all_announced, local_time, locat
 from clusterrun.errors import ClusterrunError, Exit, UsageError
 from clusterrun.rundir.create import remove_old
 from clusterrun.rundir.record import JobRecord, list_records, read_again
+from clusterrun.shared.amounts import clock, parse_seconds
 from clusterrun.shared.checkpoint_files import listed
-from clusterrun.shared.durations import clock, parse_seconds
 from clusterrun.shared.wording import count
 from clusterrun.verbs import cancel
 from clusterrun.verbs.find import is_of_other_project, own_runs

@@ -25,7 +25,7 @@ from clusterrun.config.settings import yaml_text
 from clusterrun.errors import ClusterrunError, Exit, UsageError
 from clusterrun.rundir.record import current_user
 from clusterrun.shared import files
-from clusterrun.shared.durations import clock
+from clusterrun.shared.amounts import clock
 
 
 @click.group("config", no_args_is_help=False, invoke_without_command=True)

@@ -29,9 +29,9 @@ from clusterrun.logs.follow import Entry, Joined, NewAttempt, Pause, follow
 from clusterrun.logs.merge import last_lines
 from clusterrun.logs.sources import FileKind, LogFile, file_size, has_left_out, sources_of
 from clusterrun.logs.text import strip_controls
+from clusterrun.rundir.end import Cause
 from clusterrun.rundir.outcome import read_outcome
 from clusterrun.rundir.record import JobRecord
-from clusterrun.rundir.requests import Cause
 from clusterrun.shared import wording
 from clusterrun.shared.files import end_of
 from clusterrun.shared.hostlist import fold_hosts

@@ -27,9 +27,8 @@ from clusterrun.logs.sources import (
 from clusterrun.logs.text import strip_controls
 from clusterrun.logs.views import JsonView, RawView, TextView, to_json
 from clusterrun.rundir.record import JobRecord, read_again
-from clusterrun.shared.durations import SPAN, parse_seconds
+from clusterrun.shared.amounts import SPAN, parse_count, parse_seconds
 from clusterrun.shared.hostlist import parse_hostlist, parse_ranks
-from clusterrun.shared.sizes import parse_count
 
 BATCH: Final = "batch"
 DEFAULT_TAIL: Final = 200

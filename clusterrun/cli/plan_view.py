@@ -14,7 +14,7 @@ from clusterrun.estimates.inputs import GIB, Fit, Setup, total
 from clusterrun.estimates.memory import checkpoint_terms
 from clusterrun.estimates.recommend import Choice, changed
 from clusterrun.estimates.speed import Duration, assumption
-from clusterrun.shared.durations import clock
+from clusterrun.shared.amounts import clock
 from clusterrun.shared.wording import count
 
 FULL: Final = 0.90  # share of the MFU; the view mentions passes that reach a smaller one

@@ -14,10 +14,10 @@ from clusterrun.cli.shared import complete, job_view, output
 from clusterrun.cli.shared.closing import closing_rows
 from clusterrun.errors import ClusterrunError, Exit, NotAdoptedError, describe
 from clusterrun.launch.passed_on import REQUEUE_DELAY
+from clusterrun.rundir.end import Cause
 from clusterrun.rundir.outcome import Next, Outcome
 from clusterrun.rundir.record import JobRecord, other_owner, remember_home
-from clusterrun.rundir.requests import Cause
-from clusterrun.shared.durations import clock
+from clusterrun.shared.amounts import clock
 from clusterrun.shared.hostlist import fold_hosts
 from clusterrun.shared.state import JobState
 from clusterrun.shared.wording import count

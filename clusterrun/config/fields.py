@@ -16,14 +16,16 @@ from clusterrun.config.environments import CONTROL, read_step
 from clusterrun.config.hosts import parse_host, split_hosts
 from clusterrun.config.secrets import is_secret, is_secret_value, named_secrets
 from clusterrun.errors import UsageError
-from clusterrun.shared.durations import (
+from clusterrun.shared.amounts import (
     clock,
+    format_bytes,
     format_seconds,
+    parse_bytes,
+    parse_count,
     parse_seconds,
     parse_slurm_minutes,
     parse_span,
 )
-from clusterrun.shared.sizes import format_bytes, parse_bytes, parse_count
 from clusterrun.shared.wording import nearest
 
 

@@ -33,7 +33,7 @@ from clusterrun.config.spec import (
     keys_by_word,
 )
 from clusterrun.errors import UsageError
-from clusterrun.shared.durations import format_seconds
+from clusterrun.shared.amounts import format_seconds
 from clusterrun.shared.wording import nearest
 
 if TYPE_CHECKING:

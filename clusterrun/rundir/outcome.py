@@ -11,8 +11,8 @@ from enum import Enum
 from clusterrun.diagnosis.kinds import Advice, Certainty, Retry, Suspicion
 from clusterrun.errors import NodeExit
 from clusterrun.rundir import reading
+from clusterrun.rundir.end import Cause, Reason
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.requests import Cause, Reason
 from clusterrun.shared import files, typed
 from clusterrun.shared.state import JobState
 

@@ -14,10 +14,9 @@ from clusterrun.backends.evidence import read_evidence
 from clusterrun.backends.status import JobStatus, statuses
 from clusterrun.errors import ClusterrunError, JobNotFoundError, UsageError
 from clusterrun.rundir import record as records
-from clusterrun.rundir.end import read_end
+from clusterrun.rundir.end import Cause, Reason, read_end, write_request
 from clusterrun.rundir.outcome import Next, read_outcome
 from clusterrun.rundir.record import JobRecord
-from clusterrun.rundir.requests import Cause, Reason, write_request
 from clusterrun.shared import checkpoint_files, files
 from clusterrun.shared.state import JobState
 from clusterrun.verbs.find import Which, find_record

@@ -32,11 +32,11 @@ from clusterrun.node.recovery.printed import ECHO
 from clusterrun.node.recovery.printed import SLURM as SLURM_LINES
 from clusterrun.rundir import record as records
 from clusterrun.rundir.attempt import read_attempt
+from clusterrun.rundir.end import Cause, Reason
 from clusterrun.rundir.events import EventType, read_ends
 from clusterrun.rundir.outcome import Outcome, ShortVerdict
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import JobRecord
-from clusterrun.rundir.requests import Cause, Reason
 from clusterrun.shared.files import end_of
 from clusterrun.shared.state import JobState
 from clusterrun.shared.typed import decoded

@@ -22,9 +22,9 @@ from clusterrun.errors import ClusterrunError
 from clusterrun.logs.merge import no_collection
 from clusterrun.node.watch.hangs import RankPlace, from_data
 from clusterrun.rundir.attempt import read_attempt
+from clusterrun.rundir.end import answer_path, request_look
 from clusterrun.rundir.events import EventType, read_ends
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.requests import answer_path, request_look
 from clusterrun.shared.files import read_json
 from clusterrun.shared.state import JobState
 

@@ -23,14 +23,13 @@ from clusterrun.estimates.speed import segments
 from clusterrun.estimates.steps import smaller_passes
 from clusterrun.launch.inputs import batch_of, with_number
 from clusterrun.launch.plan import Plan
+from clusterrun.rundir.end import Cause
 from clusterrun.rundir.outcome import Outcome, ShortVerdict, VerdictRule, hints_of
 from clusterrun.rundir.reading import read_plan
-from clusterrun.rundir.requests import Cause
 from clusterrun.shared import checkpoint_files
+from clusterrun.shared.amounts import clock, format_bytes, format_seconds
 from clusterrun.shared.checkpoint_files import ANY, Checkpoint, IncompleteError
-from clusterrun.shared.durations import clock, format_seconds
 from clusterrun.shared.hostlist import fold_hosts, fold_ranks, parse_hostlist
-from clusterrun.shared.sizes import format_bytes
 from clusterrun.shared.state import JobState
 from clusterrun.verbs.find import configuration
 

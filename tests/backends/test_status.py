@@ -25,12 +25,11 @@ from clusterrun.config.choices import Cluster
 from clusterrun.errors import SchedulerUnreachableError
 from clusterrun.rundir import create, record
 from clusterrun.rundir.attempt import amend_attempt
-from clusterrun.rundir.end import read_end
+from clusterrun.rundir.end import Cause, Reason, read_end, write_request
 from clusterrun.rundir.events import FIRST_BYTES, LAST_BYTES
 from clusterrun.rundir.outcome import Next, Outcome, write_outcome
 from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.rundir.record import JobRecord
-from clusterrun.rundir.requests import Cause, Reason, write_request
 from clusterrun.shared.state import JobState
 from tests.patience import patience
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterrun.rundir.requests import Cause
+from clusterrun.rundir.end import Cause
 from tests.chaos.faults import Fault
 from tests.chaos.training import Printed, Training
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from clusterrun.rundir.end import Cause
 from clusterrun.rundir.outcome import Outcome
-from clusterrun.rundir.requests import Cause
 from clusterrun.shared import checkpoint_files
 from clusterrun.shared.checkpoint_files import Checkpoint
 

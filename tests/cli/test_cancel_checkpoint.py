@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from clusterrun.cli import cancel
+from clusterrun.rundir.end import Cause
 from clusterrun.rundir.outcome import Next
-from clusterrun.rundir.requests import Cause
 from clusterrun.shared.checkpoint_files import Checkpoint, mark
 from clusterrun.verbs import cancel as ending
 from tests.cli.conftest import CommandLine

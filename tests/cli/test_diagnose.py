@@ -17,9 +17,9 @@ from clusterrun.cli.diagnose import MOST_BYTES
 from clusterrun.diagnosis import table
 from clusterrun.diagnosis.kinds import Doubt, Memory, Note, NoteSource, Suspicion
 from clusterrun.rundir.attempt import take_attempt
+from clusterrun.rundir.end import Cause, Reason
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import state_dir
-from clusterrun.rundir.requests import Cause, Reason
 from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import outcome
 from tests.cli.runs import ended, events, queue, running, submitted

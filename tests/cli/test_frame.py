@@ -12,7 +12,7 @@ import pytest
 
 from clusterrun.cli.main import VERBS, main
 from clusterrun.cli.shared.output import cells, fitted, wrapped
-from clusterrun.rundir.requests import Cause
+from clusterrun.rundir.end import Cause
 from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import outcome
 from tests.cli.runs import ended, queue, running, submitted

@@ -17,10 +17,10 @@ from clusterrun.cli.shared import job_view
 from clusterrun.cli.status import HEAD, READ_MARK
 from clusterrun.diagnosis.kinds import Advice, Certainty, Retry
 from clusterrun.rundir.attempt import amend_attempt
+from clusterrun.rundir.end import Cause
 from clusterrun.rundir.outcome import ShortVerdict, VerdictRule
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import current_user
-from clusterrun.rundir.requests import Cause
 from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import checkpoint, outcome
 from tests.cli.runs import ended, events, queue, running, sampled, submitted

@@ -16,9 +16,9 @@ from clusterrun.backends.slurm import query
 from clusterrun.cli import diagnose
 from clusterrun.diagnosis.collectives import DEFAULT_GROUP, Call, Stuck, StuckKind
 from clusterrun.node.watch.hangs import RankPlace
+from clusterrun.rundir.end import Cause
 from clusterrun.rundir.events import Phase
 from clusterrun.rundir.outcome import Next
-from clusterrun.rundir.requests import Cause
 from clusterrun.verbs.hangs import Hang
 from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import checkpoint, outcome

@@ -15,10 +15,10 @@ from clusterrun.backends.base import Submission
 from clusterrun.backends.slurm.backend import SlurmBackend, submit_successor
 from clusterrun.errors import ClusterrunError
 from clusterrun.node.recovery.conclude import past
+from clusterrun.rundir.end import Cause
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.reading import read_plan
 from clusterrun.rundir.record import JobRecord, read
-from clusterrun.rundir.requests import Cause
 from clusterrun.shared import checkpoint_files, locks
 from clusterrun.verbs import resume
 from tests.cli.conftest import CommandLine

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun.rundir.requests import Cause
+from clusterrun.rundir.end import Cause
 from clusterrun.shared.finding import ok
 from clusterrun.shared.state import JobState
 from clusterrun.verbs import doctor, render

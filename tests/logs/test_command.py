@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun.rundir.requests import Cause
+from clusterrun.rundir.end import Cause
 from tests.cli.outcomes import outcome
 from tests.logs.corpus import T0, raw
 from tests.logs.runs import LogsCommand, without_times

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from clusterrun.cli.logs_view import parse_moment
 from clusterrun.errors import UsageError
-from clusterrun.rundir.requests import Cause
+from clusterrun.rundir.end import Cause
 from tests.cli.outcomes import outcome
 from tests.logs.corpus import T0, raw
 from tests.logs.runs import SECOND, LogsCommand

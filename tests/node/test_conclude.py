@@ -16,9 +16,9 @@ from clusterrun.node.base.causes import Ending, Failure, NodeError, cancelled, l
 from clusterrun.node.recovery.conclude import Account, conclude, past
 from clusterrun.node.recovery.rules import LOSSES, Decision
 from clusterrun.rundir.attempt import amend_attempt, read_attempt, take_attempt
+from clusterrun.rundir.end import Cause, Reason
 from clusterrun.rundir.outcome import Next, Outcome, write_outcome
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.requests import Cause, Reason
 from clusterrun.shared import checkpoint_files
 from tests.launch.samples import here, on_slurm
 

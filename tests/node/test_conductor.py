@@ -23,10 +23,9 @@ from clusterrun.node.conductor.conductor import Conductor
 from clusterrun.node.conductor.host import Host
 from clusterrun.node.recovery.rules import Decision
 from clusterrun.rundir.attempt import take_attempt
-from clusterrun.rundir.end import read_end
+from clusterrun.rundir.end import Reason, read_end, read_request
 from clusterrun.rundir.outcome import Next
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.requests import Reason, read_request
 from clusterrun.shared.state import JobState
 from tests.launch.samples import on_slurm
 

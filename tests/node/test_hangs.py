@@ -16,7 +16,7 @@ from clusterrun.node.base.tasks import Tasks
 from clusterrun.node.link.head import Questions
 from clusterrun.node.watch import hangs
 from clusterrun.node.watch.hangs import EXTENSIONS, LOOK_MOST_S, PATIENCE, HangWatch, Progress
-from clusterrun.rundir.requests import Cause
+from clusterrun.rundir.end import Cause
 from clusterrun.shared.control_page import ControlPage
 
 Make = Callable[..., "HangingRanks"]

@@ -19,7 +19,7 @@ from clusterrun.node.conductor.agents import Agents, AgentsState
 from clusterrun.node.conductor.leader import Leader
 from clusterrun.node.link import head
 from clusterrun.node.watch import hangs
-from clusterrun.rundir.requests import Reason, write_request
+from clusterrun.rundir.end import Reason, write_request
 from tests.node.jobs import ROOT, STUB, AgentJob
 from tests.patience import patience, wait_for
 from tests.road import SCRIPTS

@@ -28,8 +28,8 @@ from clusterrun.node.watch.interruption import (
     named_signals,
 )
 from clusterrun.rundir.attempt import take_attempt
+from clusterrun.rundir.end import Reason, write_request
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.requests import Reason, write_request
 from clusterrun.shared.control_page import ControlPage
 
 

@@ -17,7 +17,7 @@ from clusterrun.node.link import head as module
 from clusterrun.node.link.head import Questions
 from clusterrun.node.watch import hangs as hangs_module
 from clusterrun.node.watch.hangs import RankPlace, answer_looks, from_data, to_data
-from clusterrun.rundir.requests import answer_path, request_look, requests
+from clusterrun.rundir.end import answer_path, request_look, requests
 from clusterrun.shared.files import read_json
 from clusterrun.verbs import hangs
 from tests.patience import patience

@@ -13,8 +13,8 @@ from clusterrun.config.choices import OnInterrupt
 from clusterrun.errors import NodeExit
 from clusterrun.launch.plan import Plan
 from clusterrun.node.recovery.rules import FRUITLESS, LOSSES, PREEMPTIONS, Decision, Ground, decide
+from clusterrun.rundir.end import Cause, Reason
 from clusterrun.rundir.outcome import Next, Outcome
-from clusterrun.rundir.requests import Cause, Reason
 from tests.launch.samples import here, on_slurm
 
 NODES = ("n1", "n2")

@@ -18,9 +18,9 @@ from clusterrun.node.base.processes import fork_answer
 from clusterrun.node.recovery import rules
 from clusterrun.node.recovery.rules import Decision, Ground, decide
 from clusterrun.rundir import record
+from clusterrun.rundir.end import Cause
 from clusterrun.rundir.outcome import Next, Outcome, ShortVerdict, VerdictRule
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.requests import Cause
 from tests.launch.samples import here, on_slurm
 from tests.patience import patience
 

@@ -47,7 +47,7 @@ from clusterrun.rundir import create, reading, record
 from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.rundir.record import Home, remember_root
 from clusterrun.shared import checkpoint_files, files
-from clusterrun.shared.durations import format_seconds
+from clusterrun.shared.amounts import format_seconds
 from clusterrun.shared.finding import Finding
 from clusterrun.shared.given import before_setup
 from clusterrun.shared.state import JobId

@@ -28,10 +28,10 @@ from clusterrun.node.base.processes import adopt_orphans, die_with_parent, kill_
 from clusterrun.node.conductor.agents import Agents
 from clusterrun.node.conductor.conductor import Conductor
 from clusterrun.node.conductor.host import Host, Signals
+from clusterrun.rundir.end import Reason, write_request
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.reading import as_text, read_plan
 from clusterrun.rundir.record import register_run
-from clusterrun.rundir.requests import Reason, write_request
 from clusterrun.shared.files import read_json, write_whole
 
 READY = b"ready"

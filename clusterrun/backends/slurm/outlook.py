@@ -22,8 +22,8 @@ from clusterrun.config.choices import Strategy
 from clusterrun.errors import UsageError
 from clusterrun.launch.plan import Plan
 from clusterrun.rundir.reading import read_plan
+from clusterrun.shared.amounts import parse_bytes
 from clusterrun.shared.hostlist import parse_hostlist
-from clusterrun.shared.sizes import parse_bytes
 
 MOST_REASONS: Final = 3
 STEP_S: Final = 300  # a suggested time limit ends on five minutes, and leaves as much to spare

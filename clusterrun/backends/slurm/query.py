@@ -25,7 +25,7 @@ from clusterrun.errors import ClusterrunError, SchedulerUnreachableError
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import state_dir
 from clusterrun.shared import shell
-from clusterrun.shared.durations import parse_span
+from clusterrun.shared.amounts import parse_span
 from clusterrun.shared.files import read_json, write_whole
 from clusterrun.shared.locks import locked
 from clusterrun.shared.state import JobId, JobState, parse_slurm_state

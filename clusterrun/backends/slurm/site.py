@@ -17,7 +17,7 @@ from clusterrun.errors import SchedulerUnreachableError, SubmissionError, UsageE
 from clusterrun.health.examine import join_some
 from clusterrun.launch.plan import Plan
 from clusterrun.shared import shell
-from clusterrun.shared.durations import clock
+from clusterrun.shared.amounts import clock
 from clusterrun.shared.finding import Finding, fail, note, ok, skip
 from clusterrun.shared.hostlist import named, parse_hostlist
 from clusterrun.shared.wording import count

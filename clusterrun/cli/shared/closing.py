@@ -16,10 +16,10 @@ from clusterrun.cli.shared import job_view, output
 from clusterrun.cli.shared.output import Command, Row, labelled
 from clusterrun.diagnosis.kinds import Retry
 from clusterrun.errors import Exit
+from clusterrun.rundir.end import Cause
 from clusterrun.rundir.outcome import HINT, Next, Outcome, ShortVerdict, hints_of
 from clusterrun.rundir.record import JobRecord
-from clusterrun.rundir.requests import Cause
-from clusterrun.shared.durations import clock
+from clusterrun.shared.amounts import clock
 from clusterrun.shared.state import JobState
 from clusterrun.shared.wording import count
 from clusterrun.verbs.find import find_record

@@ -20,12 +20,12 @@ from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared import output
 from clusterrun.diagnosis.kinds import Certainty
 from clusterrun.errors import UsageError
+from clusterrun.rundir.end import Cause
 from clusterrun.rundir.events import Phase
 from clusterrun.rundir.outcome import Outcome, ShortVerdict
 from clusterrun.rundir.record import JobRecord, list_records
-from clusterrun.rundir.requests import Cause
 from clusterrun.rundir.usage import Sample, percent, share_text
-from clusterrun.shared.durations import clock
+from clusterrun.shared.amounts import clock
 from clusterrun.shared.hostlist import fold_hosts, fold_ranks, named, parse_hostlist
 from clusterrun.shared.state import JobState
 from clusterrun.shared.wording import count

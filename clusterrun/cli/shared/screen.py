@@ -36,7 +36,7 @@ from clusterrun.logs.text import clock_time, readable, strip_controls
 from clusterrun.logs.views import source_name
 from clusterrun.rundir.record import JobRecord
 from clusterrun.rundir.usage import AlertKind, Sample, alert_texts, silent
-from clusterrun.shared.durations import clock
+from clusterrun.shared.amounts import clock
 from clusterrun.shared.hostlist import fold_hosts, natural_key
 from clusterrun.shared.own_modules import module_argv
 from clusterrun.shared.state import JobState

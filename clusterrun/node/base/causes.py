@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from clusterrun.errors import NodeExit as NodeExit
 from clusterrun.errors import shortened
-from clusterrun.rundir.requests import Cause as Cause
-from clusterrun.rundir.requests import Reason
+from clusterrun.rundir.end import Cause as Cause
+from clusterrun.rundir.end import Reason
 
 
 class NodeError(Exception):

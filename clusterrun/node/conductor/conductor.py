@@ -22,10 +22,9 @@ from clusterrun.node.base.stderr import print_trouble, say_on_stderr
 from clusterrun.node.conductor.agents import Agents, AgentsState
 from clusterrun.node.conductor.host import Host, Step
 from clusterrun.rundir.attempt import followed_by, take_attempt
-from clusterrun.rundir.end import write_end
+from clusterrun.rundir.end import Reason, read_request, write_end, write_request
 from clusterrun.rundir.outcome import Next
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.requests import Reason, read_request, write_request
 from clusterrun.shared.state import JobState
 
 if TYPE_CHECKING:

@@ -18,12 +18,12 @@ from clusterrun.node.base.identity import local_node
 from clusterrun.node.recovery import printed
 from clusterrun.node.recovery.rules import LOSSES, Decision, Ground, decide, judge
 from clusterrun.rundir.attempt import amend_attempt, read_attempt
+from clusterrun.rundir.end import Cause, Reason, read_request
 from clusterrun.rundir.events import EventType, read
 from clusterrun.rundir.outcome import Next, Outcome, read_outcome, write_outcome
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.reading import read_plan
 from clusterrun.rundir.record import job_id_in
-from clusterrun.rundir.requests import Cause, Reason, read_request
 from clusterrun.shared import checkpoint_files
 from clusterrun.shared.hostlist import parse_hostlist
 

@@ -19,8 +19,7 @@ from clusterrun.node.base.causes import Ending
 from clusterrun.node.base.identity import Attempt
 from clusterrun.node.base.ports import why_closed
 from clusterrun.rundir.attempt import read_attempt
-from clusterrun.rundir.end import write_end
-from clusterrun.rundir.requests import Reason, read_request
+from clusterrun.rundir.end import Reason, read_request, write_end
 from clusterrun.shared import files, shell
 from clusterrun.shared.hostlist import fold_hostlist
 from clusterrun.shared.state import JobState

@@ -15,9 +15,9 @@ from clusterrun.diagnosis.kinds import Certainty, Retry
 from clusterrun.errors import ClusterrunError, NodeExit
 from clusterrun.launch.plan import Plan
 from clusterrun.node.base.processes import fork_answer
+from clusterrun.rundir.end import Cause, Reason
 from clusterrun.rundir.outcome import Next, Outcome, ShortVerdict, VerdictRule
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.requests import Cause, Reason
 from clusterrun.shared import shell
 from clusterrun.shared.files import parse_object
 from clusterrun.shared.state import JobState

@@ -27,7 +27,7 @@ from clusterrun.diagnosis.kinds import INSTALLED
 from clusterrun.node.base.causes import Cause, Failure, NodeExit
 from clusterrun.node.base.tasks import SharedDisk, Tasks
 from clusterrun.node.forward.spool import Spool
-from clusterrun.rundir.requests import answer_path, requests
+from clusterrun.rundir.end import answer_path, requests
 from clusterrun.shared.control_page import STACKS_SIGNAL
 from clusterrun.shared.files import end_of, size_of, write_whole
 from clusterrun.shared.wording import count

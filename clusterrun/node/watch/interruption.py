@@ -28,7 +28,7 @@ from clusterrun.node.base.causes import (
     warning_reason,
 )
 from clusterrun.node.base.tasks import SharedDisk, Tasks
-from clusterrun.rundir.requests import Reason, read_request, write_request
+from clusterrun.rundir.end import Reason, read_request, write_request
 from clusterrun.shared.control_page import ControlPage, SavePoint
 from clusterrun.shared.wording import count
 
