@@ -249,10 +249,7 @@ FAULTS = {
         Fault("node killed", lose_node, AGAIN, same_agents=False),
         Fault("first node killed", lose_head, AGAIN),
         Fault(  # Slurm may refuse steps of a requeued job that had lost a node: a successor follows
-            "first node killed, a spare",
-            lose_head,
-            (*AGAIN, *SPARE),
-            attempts=None,
+            "first node killed, a spare", lose_head, (*AGAIN, *SPARE), attempts=None
         ),
         Fault("link cut for good", lambda s: s.lose(s.other, s.cluster.cut), AGAIN),
         Fault("link cut for 20 s", timed(cut_for_a_while), AGAIN, attempts=None),
@@ -302,12 +299,7 @@ FAULTS = {
         ),
         Fault("submitting shell killed", NOTHING, submit=submit_and_die, attempts=1),
         Fault(
-            "user's bug",
-            wait_for_the_bug,
-            RESTARTS,
-            script="buggy.py",
-            state="FAILED",
-            attempts=1,
+            "user's bug", wait_for_the_bug, RESTARTS, script="buggy.py", state="FAILED", attempts=1
         ),
     )
 }

@@ -195,7 +195,11 @@ REFUSED = (
         (f"{ADAPTERS} --gpu-price {price}", f"--gpu-price '{price}' has no price", "h100-80g=2.5")
         for price in ("h100", "h100=-1", "h100=nan")
     ),
-    (f"{EXPERTS} --gpu h100-80g --recommend", "a recommendation needs the activations", "shape"),
+    (
+        f"{EXPERTS} --gpu h100-80g --recommend",
+        "a recommendation needs the sizes of the act",
+        "shape",
+    ),
     (f"{EXPERTS} --gpu h100-80g --lora 8", "the size of LoRA's adapters depends", "--hidden"),
     (
         f"{LLAMA} --gpu h100-80g --strategy fsdp --set launch.tensor_parallel=16",

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from clusterrun.rundir.end import Cause
 from clusterrun.rundir.outcome import VerdictRule
-from clusterrun.rundir.requests import Cause
 from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import checkpoint, outcome
 from tests.cli.runs import ended, events, queue, running, submitted

@@ -13,16 +13,7 @@ import pytest
 
 from clusterrun.backends.slurm import site as slurm
 from clusterrun.cli.doctor import pages as explained
-from clusterrun.health import (
-    checks,
-    examine,
-    gpus,
-    machine,
-    node,
-    paths,
-    toolchain,
-    trial,
-)
+from clusterrun.health import checks, examine, gpus, machine, node, paths, toolchain, trial
 from clusterrun.health.checks import clock
 from clusterrun.health.node import Needs, all_checks, pages, quick_checks
 from clusterrun.shared import files

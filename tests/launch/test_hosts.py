@@ -166,7 +166,7 @@ def test_a_request_that_the_hosts_cannot_meet_is_refused() -> None:
         (listed("a", "ann@a"), {}, "a host more than once: a, ann@a"),
         (listed("a", "A:22"), {}, "a host more than once"),
         (listed("a", "b"), {"gpu_ids": "0"}, "--gpu-ids"),
-        (listed("a", "b"), {"device": Device.MPS}, "Apple"),
+        (listed("a", "b"), {"device": Device.MPS}, "on a Mac"),
     ]
     for hosts, asked, words in wrong:
         with pytest.raises(UsageError, match=words) as caught:

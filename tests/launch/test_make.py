@@ -231,7 +231,7 @@ IMPOSSIBLE: list[tuple[Facts | None, dict[str, Any], str]] = [
     # On Slurm
     (None, {"gpus_per_node": 4, "nproc_per_node": 8}, "8 ranks of a node cannot share 4 GPUs"),
     (None, {"device": Device.CUDA}, "no GPU is requested"),
-    (None, {"device": Device.MPS}, "Apple's GPU"),
+    (None, {"device": Device.MPS}, "on a Mac"),
     (None, {"gpu_ids": "0,1"}, "the GPUs of this machine"),
 ]
 
