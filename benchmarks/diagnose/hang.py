@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.logs.corpus import RANKS, Corpus, find_or_make, node_name
+from clusterrun.rundir.end import Cause
 from clusterrun.rundir.outcome import Outcome, write_outcome
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.requests import Cause
 
 NODES: Final = 64
 CALLS: Final = 2_000  # what torch keeps

@@ -84,8 +84,8 @@ def test_each_command_is_measured_beside_the_floor(tmp_path: Path) -> None:
     rows = {row["command"]: row["over the floor"] for row in section["rows"]}
     assert rows.pop("python, nothing") == 1
     assert set(rows) > {"plan", "plan --json", "plan --what-if strategy", "plan --recommend"}
-    assert rows.pop("DeepSpeed's ZeRO-3 estimator") > 24  # it imports torch
-    assert all(1 < ratio < 24 for ratio in rows.values()), rows
+    estimator = rows.pop("DeepSpeed's ZeRO-3 estimator")  # it imports torch
+    assert all(1 < ratio < estimator for ratio in rows.values()), rows
 
 
 @pytest.mark.long
