@@ -64,7 +64,7 @@ class LocalSite:
                 if candidate.pid == os.getpid() or candidate.status() == psutil.STATUS_ZOMBIE:
                     continue
                 where = [*candidate.cmdline(), candidate.cwd()]
-            except psutil.Error:
+            except (psutil.Error, FileNotFoundError):  # psutil 5.9 raises the second if it ends
                 continue
             if any(mark in word for word in where):
                 found.append(candidate)
