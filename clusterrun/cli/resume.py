@@ -125,7 +125,7 @@ def _how_it_ended(resumption: Resumption) -> str:
 
 
 def _start_text(resumption: Resumption) -> str:
-    """Name the start of the next attempt; a script that handles its signals may save by itself."""
+    """Say where the next attempt starts: from a checkpoint, or from what the script saved."""
     found, newer = resumption.start.checkpoint, len(resumption.start.newer)
     last = resumption.status.attempts[-1].outcome if resumption.status.attempts else None
     no_checkpoint = "what the script itself saved" if last and last.is_handled else "the beginning"

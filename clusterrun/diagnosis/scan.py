@@ -171,7 +171,7 @@ class Scanner:
         return [x for x in self.findings() if x.role in CAUSAL and self._may_have_stopped(x)]
 
     def _may_have_stopped(self, finding: FoundSign) -> bool:
-        """Return whether its cause lasts, or the training had not ended and did not go on."""
+        """Return whether its cause lasts, or the training neither continued nor had ended."""
         is_harmless = finding.is_after_end or self._is_passed(finding)
         return finding.cause.lasting or not is_harmless
 

@@ -45,7 +45,7 @@ class Verdict:
 
     @property
     def frame(self) -> str:
-        """Return the innermost frame of the user's code, else the innermost of all; "" if none."""
+        """Return the innermost frame of the user's code, or of any code; "" if there is none."""
         frames = [frame for each in self.evidence for frame in reversed(each.frames)]
         of_user = [frame for frame in frames if not INSTALLED.search(frame)]
         return (of_user or frames or [""])[0]

@@ -75,7 +75,7 @@ def find(name: str) -> Model | None:
 
 
 def nearest(name: str) -> list[str]:
-    """Return up to two built-in names: those that begin with `name`, else the most similar ones."""
+    """Return up to two built-in names that begin with `name`, or the two most similar ones."""
     plain = _without_variant(name).rpartition("/")[2]
     longer = [known for known in BUILT_IN if plain and known.startswith(plain)]
     return longer[:2] or difflib.get_close_matches(plain, list(BUILT_IN), n=2, cutoff=0.75)

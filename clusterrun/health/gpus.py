@@ -262,7 +262,7 @@ def _foreign_users(gpu: NvmlGpu, own: Collection[int]) -> list[_Flaw]:
     names = map(described, sorted(pids.difference(own)))
     others = ", ".join(name for name in names if _MPS not in name)
     used, total = gpu.used or 0, gpu.total or 0
-    if used > FEW_BYTES and pids.isdisjoint(own):  # else the memory may be that of `own`
+    if used > FEW_BYTES and pids.isdisjoint(own):  # otherwise, `own` may use the memory
         by = others or "processes that are not visible here"
         is_sure = used > HELD * total  # ranks would run out of memory
         return [(f"{gib(used)} of {gib(total)} in use, by {by}", is_sure)]

@@ -217,7 +217,7 @@ def check_batch_numbers(args: Sequence[str], text: str, where: str, ranks: int) 
             raise ConfigError(f"{key} must be above 0, not {value}", where=where, hint=hint)
     total = numbers.pop("train_batch_size")
     product = math.prod([ranks, *numbers.values()])
-    has_all = len(numbers) == len(_BATCH) - 1  # else the rest comes later: a multiple will do
+    has_all = len(numbers) == len(_BATCH) - 1  # otherwise, a multiple is enough
     if total != product and (has_all or total % product):
         parts = [*(f"{value} ({key})" for key, value in numbers.items()), f"{ranks} ranks"]
         relation = "is not" if has_all else "is not a multiple of"

@@ -81,11 +81,13 @@ def test_all_that_others_do_not_suffer_from_can_be_measured(tmp_path: Path) -> N
 @pytest.mark.torch  # DeepSpeed's estimator imports it
 def test_each_command_is_measured_beside_the_floor(tmp_path: Path) -> None:
     (section,) = sections_of("plan", tmp_path, "--runs", "1")
-    rows = {row["command"]: row["over the floor"] for row in section["rows"]}
-    assert rows.pop("python, nothing") == 1
-    assert set(rows) > {"plan", "plan --json", "plan --what-if strategy", "plan --recommend"}
-    estimator = rows.pop("DeepSpeed's ZeRO-3 estimator")  # it imports torch
-    assert all(1 < ratio < estimator for ratio in rows.values()), rows
+    floor, *rows = section["rows"]
+    assert (floor["command"], floor["over the floor"]) == ("python, nothing", 1)
+    # Of processor time: other work on the machine changes the ratio of wall times.
+    ratios = {row["command"]: row["cpu_s"] / floor["cpu_s"] for row in rows}
+    assert set(ratios) > {"plan", "plan --json", "plan --what-if strategy", "plan --recommend"}
+    assert ratios.pop("DeepSpeed's ZeRO-3 estimator") > 24  # it imports torch
+    assert all(1 < ratio < 24 for ratio in ratios.values()), ratios
 
 
 @pytest.mark.long

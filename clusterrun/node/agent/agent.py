@@ -302,7 +302,7 @@ class Agent:
         return hangs.to_data(await hangs.places(self._ranks.pids, self._spool, self._who.node))
 
     async def _dump(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Have the ranks dump their flight recorders; pack the dumps now if the attempt goes on."""
+        """Have the ranks dump their flight recorders; if the attempt continues, pack the dumps."""
         dumped = await hangs.dump(self._ranks.pids, self._spool)
         if message.get("live"):
             target = self._attempt.paths.live_dumps(self._attempt.number, self._who.node)

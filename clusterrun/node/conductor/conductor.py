@@ -292,7 +292,7 @@ class Conductor:
         if decision.next is Next.REQUEUE and self._requeue():
             return ELSEWHERE
         try:
-            with held(signal.SIGTERM):  # the job must be recorded: else nobody could cancel it
+            with held(signal.SIGTERM):  # a job that is not recorded cannot be cancelled
                 job_id = self.host.submit_successor(decision.exclude)
         except (ClusterrunError, OSError, ValueError) as error:
             job_id = ""

@@ -168,7 +168,7 @@ class Forwarder(threading.Thread):
         return not any(file.pending_bytes for file in self._files)
 
     def _forward_safely(self) -> bool:
-        """Forward one round, and return whether more may be waiting; report an error and go on."""
+        """Forward one round, and report an error; return whether more may be waiting."""
         try:
             return self._forward()
         except Exception as error:  # noqa: BLE001 - without this thread the job has no log

@@ -278,7 +278,7 @@ class Head:
 
     def step_ended(self) -> None:
         """Record that the step has ended, and so no agent is left."""
-        self._is_released = True  # nobody is left for `until_released` to await
+        self._is_released = True  # `until_released` need not wait for any agent
         for peer in self.peers.values():
             peer.is_gone = True
         self._changed.set()
