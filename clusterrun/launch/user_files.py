@@ -62,7 +62,7 @@ def read_own_files(spec: JobSpec, facts: Facts) -> OwnFiles:
     if deepspeed:
         section = deepspeed["zero_optimization"]
         parts = (_mapping(section.get(f"offload_{part}")) for part in ("optimizer", "param"))
-        strategy = _zero_strategy(section.get("stage"), [part.get("device") for part in parts])
+        strategy = _zero_strategy(section.get("stage", 0), [part.get("device") for part in parts])
     asked = spec.strategy
     is_other = strategy and (strategy.engine, strategy.stage) != (asked.engine, asked.stage)
     if strategy and is_other and asked is not Strategy.DDP:  # DDP may be the default, not a choice

@@ -112,7 +112,7 @@ def test_the_json_decides_the_strategy() -> None:
         ({"stage": 0}, Strategy.ZERO1),
         ({"stage": 1}, Strategy.ZERO1),
         ({"stage": "auto"}, Strategy.ZERO2),
-        ({}, Strategy.ZERO2),
+        ({}, Strategy.ZERO1),
         ({"stage": 3}, Strategy.ZERO3),
         ({"stage": 3, "offload_param": {"device": "nvme"}}, Strategy.ZERO3_OFFLOAD),
         ({"stage": 2, "offload_optimizer": {"device": "none"}}, Strategy.ZERO2),
