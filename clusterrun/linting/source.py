@@ -116,6 +116,8 @@ class Script:
             match node:
                 case (
                     ast.Assign(targets=[target], value=value)
+                    | ast.AnnAssign(target=target, value=ast.expr() as value)
+                    | ast.NamedExpr(target=target, value=value)
                     | ast.AugAssign(target=target, value=value)
                     | ast.For(target=target, iter=value)
                     | ast.withitem(optional_vars=ast.expr() as target, context_expr=value)
@@ -126,7 +128,7 @@ class Script:
                     # What callers pass: each argument gets all calls by that name, as one node.
                     value = ast.Tuple(elts=[*self.calls(name, f".{name}")])
                 case _:
-                    continue  # annotated assignments and `:=` are not followed
+                    continue
             for each in ast.walk(target):  # names, attributes and arguments; all else under ""
                 found[self.name(each) or getattr(each, "arg", "")].append(value)
         return found
