@@ -250,7 +250,8 @@ def _note_which_lines(request: Request, count: int, size: int, *, is_cut: bool) 
     """Report which of the lines that match were printed: all, or only the last."""
     world = request.record.world_size
     of_each = " of each attempt" if len(request.attempts) > 1 else ""
-    number = request.tail if of_each and request.tail else count  # the tail is of one attempt
+    # --tail is a number for each attempt, `count` one for all of them together.
+    number = (request.tail or count) if of_each else count
     what = f"last {wording.count(number, 'line')}{of_each}" if is_cut else "all lines"
     if request.query.overview and world > 1:
         errors = "the newest error lines" if is_cut else "the error lines"

@@ -208,10 +208,10 @@ def is_secret_file(name: str, read_beginning: Callable[[], str]) -> bool:
     *directories, base = name.lower().split("/")
     if not _FOLDERS.isdisjoint(directories) or pattern("files").fullmatch(base):
         return not base.endswith((".pub", ".example", ".sample", ".template"))
-    stem, _, suffix = base.rpartition(".")
+    stem, _, suffix = base.rpartition(".")  # of "token" and ".env" the stem is ""
     if (f".{suffix}" if stem else ".") not in _SETTINGS:  # "." in the table: no suffix
         return False
-    if _strength(stem or base) > 1 and not stem.endswith("tokens"):  # not tokens.txt
+    if _strength(stem or base) > 1 and not stem.endswith("tokens"):  # a vocabulary
         return True
     text = read_beginning()
     secrets = (text[start:stop] for start, stop in _secret_spans(text))

@@ -164,17 +164,18 @@ def _holders(name: str, facts: Mapping[str, Mapping[str, str]]) -> dict[str, lis
 
 
 def values_text(holders: Mapping[str, Sequence[str]]) -> str:
-    """Return which nodes have which value, those with a rare one first.
+    """Return which nodes have which value, those with a rare one first; only count the others.
 
     >>> values_text({"560": ["n1", "n2", "n4"], "550": ["n3"]})
     'n3 has 550, the other 3 have 560'
+    >>> values_text({str(n): ["n1"] * n for n in range(1, 7)}).split(", ")[4]
+    '5 nodes have other values'
     """
     *rare, (common, nodes) = sorted(holders.items(), key=lambda each: (len(each[1]), each[0]))
-    hidden, shown = rare[:-_MOST_VALUES], rare[-_MOST_VALUES:]
+    shown, hidden = rare[:_MOST_VALUES], rare[_MOST_VALUES:]
     parts = [f"{named(few)} {'has' if len(few) == 1 else 'have'} {value}" for value, few in shown]
     if hidden:
-        number = sum(len(few) for _, few in hidden)
-        parts.append(f"{number} have {len(hidden)} other values")
+        parts.append(f"{sum(len(few) for _, few in hidden)} nodes have other values")
     last = f"{nodes[0]} has" if len(nodes) == 1 else f"the other {len(nodes)} have"
     return ", ".join([*parts, f"{last} {common}"])
 

@@ -177,7 +177,8 @@ class Checkpoints:
             with _disk_errors_of_torch() as errors:
                 write(unfinished)
             if errors:
-                raise OSError(errno.ENOSPC, errors[0])  # as torch.save would have done
+                # torch.save would have raised it; any errno of a full disk serves agreed_problem.
+                raise OSError(errno.ENOSPC, errors[0])
 
         problem = agreed_problem(begin if sharing.is_first else None) or agreed_problem(fill)
         return ((), problem) if problem else settled_together(unfinished, sharing)

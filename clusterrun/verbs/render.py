@@ -77,8 +77,9 @@ def render(job: Wanted) -> Bundle:
 
 
 def prepare(job: Wanted, *, is_again: bool = False) -> Prepared:
-    """Check a spec, decide everything and render every file. Raises UsageError if it cannot run.
+    """Check a spec, decide everything and render every file. Raises UsageError if it can't.
 
+    `problem` of the result says why the job would surely fail on the nodes; a note, why it may.
     `is_again`: a run had this configuration, and its notes were printed then.
     """
     if isinstance(job, JobSpec):

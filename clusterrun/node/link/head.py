@@ -37,7 +37,7 @@ REPLY_S = 20.0  # an agent that takes longer to answer a question is stopped or 
 
 @dataclass(kw_only=True)
 class Peer:
-    """A member, as the conductor knows it; `rests` is None until it reports whether it can."""
+    """A member, as the conductor knows it."""
 
     node: str
     node_rank: int
@@ -45,7 +45,7 @@ class Peer:
     is_done: bool = False  # its ranks have ended
     left_as_asked: bool = False  # one of them exits because it was asked to
     is_gone: bool = False  # it has disconnected, or its step has ended
-    rests: bool | None = None
+    rests: bool | None = None  # whether it will wait for the next attempt; None: not known yet
 
     @property
     def is_beside(self) -> bool:
@@ -116,11 +116,13 @@ class Head:
         self._reports: dict[int, Report] = {}  # by node rank, like `peers`
         self.names: tuple[str, ...] = ()  # of all nodes in rank order, once the first has joined
         self._refusal: NodeError | None = None  # why the attempt cannot start
-        self._has_unfit_node = self._is_refused = self.is_launched = False
+        self._has_unfit_node = False  # a report names a problem
+        self._is_refused = False  # members were told why; a late node gets `_answer_to_late`
+        self.is_launched = False  # members were told to start their ranks
         late = "the other nodes have started without this one"
         self._answer_to_late = Ending(code=int(NodeExit.RENDEZVOUS_FAILED), reason=late)
         self._changed = asyncio.Event()  # what `meet` and `_until` wait for may be met now
-        self._is_released = False  # those that rest have their answer
+        self._is_released = False  # members that rest were told to begin the next attempt or exit
         self._readers = Tasks()  # of `_listen_to`, for each member, and `_hear_all`
         self.decision = StopDecision()
         self.questions = Questions(self._send_all, self._present)

@@ -374,11 +374,11 @@ class OwnSignals:
         Return how many ranks were warned, and how many of them still run.
         """
         if self.is_in_step and self.are_caught and not self.warned:
-            await asyncio.sleep(DELIVERY_S)
+            await asyncio.sleep(DELIVERY_S)  # Slurm may be signalling them now: once is enough
         self.read_handlers(after_s=0.0)
         running, only, now = {*self.pids().values()}, {*message["only"]}, time.monotonic()
         delivered = [n for n, at in self._delivered.items() if now - at < RECENT_S]
-        for pid, handled in self._handled.items():
+        for pid, handled in self._handled.items():  # also of ranks that have ended
             number = choose(handled & only, (*delivered, *message["first"]))
             if pid in self.warned or not number:
                 continue
