@@ -60,6 +60,12 @@ def no_option(error: click.NoSuchOption, words: Sequence[str]) -> UsageError:
     value = _value(words, at, flag)
     typed = words[at].partition("=")[0] if at < len(words) and flag.startswith("--") else flag
     known = [name for each in ctx.command.params for name in each.opts] if ctx else []
+    inner = ctx.command.list_commands(ctx) if ctx and isinstance(ctx.command, click.Group) else []
+    if command := next((word for word in words[at:] if word in inner), ""):
+        behind = words.index(command, at)
+        moved = [*words[:at], command, *words[at:behind], *words[behind + 1 :]]
+        line = shlex.join(["clusterrun", *moved])
+        return UsageError(f"no option '{typed}'", hint=f"put options after the command: {line}")
     if "--set" in known and (setting := _setting(flag, value)):
         return UsageError(f"no option '{typed}'", hint=f"pass --set {shlex.quote(setting)}")
     fallback = "--help-all" if verb in JOB_VERBS else "--help"
