@@ -55,7 +55,7 @@ class CheckpointCallback(TrainerCallback):  # type: ignore[misc]  # transformers
         """Refuse settings that prevent a resume, and a resume with a different effective batch."""
         del control
         if args.save_only_model:
-            text = "save_only_model=True leaves out optimizer, scheduler and random states"
+            text = "save_only_model=True saves no optimizer state, so the run could not resume"
             raise ClusterrunError(f"{text}: turn it off, or remove CheckpointCallback")
         rank, world_size = joined_world()
         limit = args.save_total_limit

@@ -248,7 +248,7 @@ def test_an_id_that_two_other_projects_have_is_not_guessed(runs: RunsDir, tmp_pa
         record.resolve_job(None, [runs, one])
     with pytest.raises(UsageError) as raised:
         record.resolve_job("L1", [runs, one, other])
-    assert raised.value.message == f"2 jobs have the id L1, but none in {runs.root}"
+    assert raised.value.message == f"2 jobs have the id L1, but none of them is in {runs.root}"
     assert [str(one.root) in raised.value.hints[0], len(raised.value.hints)] == [True, 2]
     assert record.resolve_job("L1", [runs, one]).run_dir.startswith(str(one.root))
 

@@ -145,7 +145,7 @@ def _feed_forward(config: Any, routed: int) -> dict[str, int]:
     experts = _number(config, "num_local_experts", "num_experts", "n_routed_experts")
     met = _number(config, "num_experts_per_tok", "num_experts_per_token")
     if not 0 < met <= experts:
-        raise ValueError(f"a token cannot use {met} of {experts} experts")
+        raise ValueError(f"the config has {experts} experts, but {met} per token")
     width = _number(config, "moe_intermediate_size") or dense  # of one expert
     shared = _number(config, "shared_expert_intermediate_size", "shared_intermediate_size")
     shared = shared or width * _number(config, "n_shared_experts")

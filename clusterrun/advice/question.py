@@ -123,7 +123,7 @@ def fastest_choice(resolved: Resolved, *, strategy: Strategy | None = None) -> C
         hint = "run clusterrun plan --recommend to see the setup that needs the least memory"
         raise ClusterrunError(text, hint=hint)
     if estimate(dataclasses.replace(question, setup=choices[0].setup)).never_ends:
-        text = "the training takes longer than its time limit, and saves nothing"
+        text = "the training takes longer than its time limit, and saves no checkpoints"
         hint = "set training.save_every to the number of steps between checkpoints, or raise --time"
         raise ClusterrunError(text, hint=hint)
     return choices[0]
@@ -144,7 +144,7 @@ def _refuse(spec: JobSpec, *, undecided: bool) -> None:
     json_decides = not undecided and not spec.strategy.is_deepspeed and named_json(spec.args)
     if spec.accelerate_config or spec.deepspeed_config or json_decides:
         hint = "leave it out, and describe the setup with --strategy, --nodes and --gpus-per-node"
-        raise UsageError("plan cannot read your own accelerate or DeepSpeed file", hint=hint)
+        raise UsageError("plan cannot evaluate your own accelerate or DeepSpeed file", hint=hint)
     for option, size in (("--gpu-mem", spec.gpu_mem_bytes), ("--host-mem", spec.host_mem_bytes)):
         if size is not None and size < _LEAST_BYTES:
             raise UsageError(f"{option} is only {size} bytes", hint="add a unit, as in 24GiB")
@@ -206,9 +206,9 @@ def _accumulation(spec: JobSpec, per_pass: int) -> int:
     passes, rest = divmod(wanted, per_pass)
     if rest:
         nearest = max(1, round(wanted / per_pass)) * per_pass
-        text = f"an effective batch of {wanted} is not a multiple of {per_pass} samples per pass"
+        text = f"effective batch {wanted} is not a multiple of micro-batch x data-parallel ranks"
         hint = f"use {nearest}, change --micro-batch, or let --recommend choose it"
-        raise UsageError(text, hint=hint)
+        raise UsageError(f"{text} ({per_pass})", hint=hint)
     if given not in (None, passes):
         text = f"an effective batch of {wanted} needs --accumulation {passes}, not {given}"
         raise UsageError(text, hint="leave out --effective-batch or --accumulation")
@@ -249,7 +249,7 @@ def _model(resolved: Resolved, *, may_count: bool) -> Model:
     """Find the model by its numbers, its config.json or our table. Raises UsageError."""
     spec = resolved.spec
     if spec.active_params is not None and spec.params is None:
-        raise UsageError("--active-params needs --params", hint="pass all parameters as --params")
+        raise UsageError("--active-params needs --params", hint="pass the total number as --params")
     if spec.model is None or spec.params is not None or spec.hidden is not None:  # numbers win
         return _by_numbers(spec)
     config = _local_config(resolved, spec.model)
@@ -344,7 +344,7 @@ def counted(values: Mapping[str, Any], name: str, resolved: Resolved, *, may_cou
     except ValueError as error:
         hint = SIZE_ALONE if "experts" in config else BY_HAND
         cause = " ".join(str(answer.get("wrong", error)).split())
-        text = f"transformers can't build the model of '{name}'"
+        text = f"cannot count the parameters of '{name}'"
         raise UsageError(text, cause=cause[:300], hint=hint) from error
     if cached is None:
         with contextlib.suppress(OSError):  # it is counted again the next time
@@ -372,7 +372,7 @@ def _run_count(argv: list[str], config: str) -> dict[str, Any]:
     if done.rc == shell.TIMED_OUT:
         return {"wrong": f"no answer within {DEADLINE_S:.0f} s"}
     last_line = (done.stdout.splitlines() or [""])[-1]
-    message = done.stderr.strip().rpartition("\n")[2] or "no numbers were printed"
+    message = done.stderr.strip().rpartition("\n")[2] or "the job's Python printed no numbers"
     return parse_object(last_line) or {"wrong": message}
 
 

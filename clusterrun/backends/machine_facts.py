@@ -227,7 +227,7 @@ def read_script(resolved: Resolved) -> bytes | None:
         return None
     if problem := _why_not_python(source):
         text = f"'{spec.script}' is not a Python script: {problem}"
-        raise UsageError(text, hint="name the Python file that trains", where=where)
+        raise UsageError(text, hint="name the Python training script", where=where)
     return source
 
 

@@ -46,13 +46,13 @@ def command(
     """Cancel jobs.
 
     JOB is a job id, the name of a run (the newest of that name) or a run directory. If the job is
-    part of a chain, cancel the whole chain. cancel asks before it ends several jobs, or a job on
-    more than 64 nodes; pass -y in scripts.
+    part of a chain, the whole chain is cancelled. cancel asks before it ends several jobs, or a job
+    on more than 64 nodes; pass -y in scripts.
 
     With --checkpoint, a running job ends when its ranks have saved, or at the timeout. The exit
-    status is 3 if a job ended without a checkpoint. A rank that handles a signal itself is sent
-    that signal. If no rank has a handler or calls runtime.should_checkpoint(), the job ends
-    after a minute, or after --timeout. Ctrl-C stops waiting; the ranks still save and exit.
+    status is 3 if a job ended without a checkpoint. Ranks that handle SIGTERM, SIGUSR1 or SIGUSR2
+    are sent that signal. If no rank does so or calls runtime.should_checkpoint(), the job ends
+    after --timeout if given, else a minute. Ctrl-C stops waiting; the ranks still save and exit.
 
     \b
     clusterrun cancel 4711
@@ -130,7 +130,7 @@ def _wait_and_warn(asked: Sequence[JobStatus], timeout_s: float, unheard_s: floa
             notes = [f"to end it now, run: clusterrun cancel {job_id}"]
             if evidence.is_unheard:  # no rank has called should_checkpoint()
                 end = f"without such a call, the job ends after {clock(unheard_s)} (--timeout)"
-                notes = ["ranks that are still starting save at their first call", end, *notes]
+                notes = ["ranks that are still starting save when they first call it", end, *notes]
             output.warn(f"job {job_id}: {evidence.unsaved}", notes=notes)
 
 
@@ -193,7 +193,7 @@ YOUNG = WhyKept("too recent", "leave out --older-than")
 
 @click.command()
 @click.argument("jobs", nargs=-1, metavar="[JOB]...", shell_complete=complete.jobs)
-@click.option("--older-than", metavar="TIME", help="remove runs that ended this long ago, e.g. 30d")
+@click.option("--older-than", metavar="TIME", help="remove runs that ended over TIME ago, e.g. 30d")
 @click.option("-a", "--all", "everything", is_flag=True, help="also remove runs with checkpoints")
 @click.option("--dry-run", is_flag=True, help="list the runs and their sizes, and remove nothing")
 @click.option("-y", "--yes", is_flag=True, help="do not ask for confirmation")
@@ -202,9 +202,9 @@ def prune_command(
 ) -> None:
     """Remove old runs of this project.
 
-    Remove the run directories, with logs and checkpoints, of the given runs, or of all runs that
-    have ended. Keep runs with checkpoints, which you may want to resume or whose final weights you
-    may need. Files outside the run directory are kept. prune asks first; pass -y in scripts.
+    Remove the run directories of the given runs, or of all runs that have ended. Runs with
+    checkpoints are kept unless you pass --all: you may want to resume them or need their final
+    weights. Files outside the run directory are kept. prune asks first; pass -y in scripts.
 
     JOB is a job id, the name of a run (the newest of that name) or a run directory.
 
@@ -243,7 +243,7 @@ def prune_command(
             remove_old(own_runs(), [job.record.paths for job, _ in again])
     except OSError as error:
         hint = "correct the cause, and run clusterrun prune again"
-        raise ClusterrunError("cannot remove all runs", cause=str(error), hint=hint) from error
+        raise ClusterrunError("not all runs were removed", cause=str(error), hint=hint) from error
     output.answer(f"{'would remove' if dry_run else 'removed'} {what}" if old else "no old runs")
 
 
@@ -286,7 +286,7 @@ def _report_kept(found: list[tuple[JobStatus, WhyKept | None]], *, refuse: bool)
         if kept and refuse:
             name = job.record.job_id or job.record.run_dir
             what = f"job {name} ({job.record.name}, {job.state.value})"
-            hint = f"{kept.advice}; nothing is removed"
+            hint = f"nothing was removed; {kept.advice}"
             raise UsageError(f"{what} is kept ({kept.reason})", hint=hint)
     # YOUNG needs no note: --older-than asked for it.
     reasons = Counter(kept for _, kept in found if kept and kept is not YOUNG)

@@ -55,7 +55,7 @@ from clusterrun.verbs.status import status
     "--fr",
     "stacks",
     is_flag=True,
-    help="show where the ranks of a running job are, and which ranks a collective waits for",
+    help="show what the ranks of a running job are doing, and which ranks a collective waits for",
 )
 @explain_option
 @output.json_option
@@ -101,7 +101,7 @@ def command(
         _pack(bundle, found.job.record, found)
     error = found.job.error if found.job else None
     if error is not None:
-        output.note(f"Slurm's own state of the job is missing: {error.message}")
+        output.note(f"the job's state in Slurm is unknown: {error.message}")
     if found.verdict or found.failure:
         return Exit.NO
     return error.exit_code if error else Exit.OK
@@ -315,7 +315,7 @@ def _pack(target: Path, record: JobRecord, found: Diagnosis) -> None:
     output.say(f"packed {count(len(packed), 'file')} into {target}; read it before you send it")
     if unknown:
         lack = f"this shell may lack the job's {', '.join(unknown)}"
-        advice = "set these variables as when you submitted the job, and pack again"
+        advice = "set these variables as for submit, so their values can be removed, and pack again"
         output.note(f"no logs or messages are packed: {lack}; {advice}")
 
 

@@ -35,7 +35,7 @@ _COUNTED: Final = dict(zip(Severity, ("ok", "noted", "failed", "skipped"), stric
 def command(
     job: JobOptions, *, only: tuple[str, ...], skip: tuple[str, ...], as_json: bool
 ) -> Exit:
-    """Check that this machine, Slurm or nodes can run a job.
+    """Check if this machine, Slurm and the nodes can run a job.
 
     doctor takes the options of submit. With --nodes and no script, a job of at most 5 minutes
     checks N nodes, each alone and then all together; otherwise doctor submits nothing. The exit
@@ -101,7 +101,7 @@ def explain_command(name: str) -> None:
     """Explain a cause, a check or a rule.
 
     ID is an id that diagnose, doctor, the preflight or check printed. To list ids, pass 'all' or
-    the beginning of ids, such as gpu.
+    the prefix that they share, such as gpu.
 
     \b
     clusterrun explain cuda_oom
@@ -118,7 +118,7 @@ def explain_command(name: str) -> None:
     if not listed:
         near = nearest(name, known)
         hint = f"use '{near}'" if near else "list the ids with: clusterrun explain all"
-        raise UsageError(f"nothing has the id '{name}'", hint=hint)
+        raise UsageError(f"the id '{name}' is not known", hint=hint)
     output.answer_table(("ID", "ABOUT"), listed)
 
 

@@ -53,7 +53,7 @@ _follow, _rarely_follow = under("Follow"), under("Follow", common=False)
     "--stream",
     "streams",
     metavar="LIST",
-    help="print only these streams: out, err, launcher and agent, or batch alone",
+    help="print only these streams: any of out,err,launcher,agent, or batch alone",
 )
 @_lines(
     "--attempt",
@@ -92,8 +92,8 @@ _follow, _rarely_follow = under("Follow"), under("Follow", common=False)
 @_show(
     "--dedup/--no-dedup",
     default=None,
-    help="fold lines printed by 3 or more ranks, and tracebacks of 2 or more; <n> marks numbers "
-    "that differ  [default: fold text]",
+    help="fold equal lines of 3 or more ranks into one, and tracebacks of 2 or more; <n> marks "
+    "numbers that differ  [default: fold text output]",
 )
 @_follow("-f", "--follow", "following", is_flag=True, help="follow until the job ends")
 @_rarely_follow("--exit-status", is_flag=True, help="exit with 3 if the job did not complete")
@@ -184,9 +184,9 @@ def find_files(request: Request) -> list[LogFile]:
         every_node = catalogue_of(request.record, nodes=None, batch=False)
         others = fold_hosts(file.node for file in every_node.files(request.first_attempt))
         hint = f"choose from {others}" if others else ()
-        raise UsageError(f"no log of {fold_hosts(missing)}", hint=hint)
+        raise UsageError(f"no log from {fold_hosts(missing)}", hint=hint)
     if missing:
-        output.note(f"no log of {fold_hosts(missing)}")
+        output.note(f"no log from {fold_hosts(missing)}")
     return files
 
 

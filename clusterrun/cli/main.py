@@ -77,7 +77,7 @@ VERBS: Final[dict[str, Verb]] = {
     "explain": Verb("doctor", "Watch", "Explain a cause, a check or a rule."),
     "init": Verb("config", "Set up", "Write a starter clusterrun.yaml."),
     "config": Verb("config", "Set up", "Show and check the configuration."),
-    "doctor": Verb("doctor", "Set up", "Check that this machine, Slurm or nodes can run a job."),
+    "doctor": Verb("doctor", "Set up", "Check if this machine, Slurm and the nodes can run a job."),
     "completion": Verb("main", "Set up", "Print a completion script for a shell."),
 }
 

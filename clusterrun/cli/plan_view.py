@@ -180,7 +180,7 @@ def _batch(answer: Estimate) -> Iterator[str]:
         yield _row("steps", line)
     if answer.steps.total and setup.world > 1:
         length = answer.steps.total * setup.world  # multiply a warmup's length, too
-        text = f"accelerate steps a scheduler once per process: set its length to {length:,}"
+        text = f"accelerate steps the LR scheduler once per process: set its length to {length:,}"
         yield _row("", text)
     if (rates := answer.rates) is not None:
         base, rule = f"{question.lr:.3g} at batch {question.base_batch}", question.lr_rule.value
@@ -335,7 +335,7 @@ def show_choices(choices: Sequence[Choice], question: Question) -> None:
     how = "to train with the first, describe the training in clusterrun.yaml and run"
     output.answer(f"{how}: clusterrun submit --plan")
     if question.host_bytes is None:
-        output.note("the memory of a node is unknown, so offload is at best tight; pass --host-mem")
+        output.note("the nodes' memory is unknown, so offload is tight at best; pass --host-mem")
     if question.gpu is not None:
         output.note(assumption(question.links(question.gpu)))
 

@@ -112,7 +112,7 @@ def _print_resumption(resumption: Resumption) -> None:
     output.detail("attempt", str(resumption.status.attempt + 1))
     if resumption.status.record.paths.project.is_dir():
         again = f"clusterrun resubmit {resumption.status.record.job_id}"
-        output.note(f"the hosts run the copy that submit made; to run changed files: {again}")
+        output.note(f"the hosts run the project as it was submitted; to run changed files: {again}")
 
 
 def _how_it_ended(resumption: Resumption) -> str:

@@ -69,8 +69,8 @@ def command(
 
     Submit one short run, named NAME-scaling, for each node count. The script should run for at
     least half a minute and must report its steps with clusterrun.runtime.step; a Trainer reports
-    them itself. The first fifth of the reports is ignored. On Slurm, all runs are queued together
-    and must not write to the same directory; on this machine, they run one after another.
+    them itself. The first fifth of the reports is ignored. On Slurm, the queued runs may overlap,
+    so they must not write to the same directory; on this machine, they run one after another.
 
     The speed-up compares samples per second with the smallest world; the efficiency is its share of
     the ideal speed-up. Communication is the share of time lost to communication and to waiting for
@@ -135,7 +135,7 @@ def _result_of(plan: Plan, ended: JobStatus | None) -> Result:
     elif measured.steps is None:
         why = f"{job} reported no steps: call clusterrun.runtime.step(step, total) in the script"
     elif measured.step_s is None:
-        why = f"{job} was too short to measure; train longer, e.g. with more --max-steps"
+        why = f"{job} was too short to measure; train longer, e.g. with a higher --max-steps"
     else:
         point = Point(
             nodes=plan.nodes,

@@ -40,7 +40,7 @@ _ENGINES = {"ddp": "DDP", "fsdp": "FSDP", "deepspeed": "DeepSpeed"}
 @click.option(
     "--exit-status", is_flag=True, help="exit with 3 if the job did not complete or is suspect"
 )
-@click.option("--adopt", is_flag=True, help="trust the host that job.json names")
+@click.option("--adopt", is_flag=True, help="trust job.json and run commands on the host it names")
 @output.json_option
 def command(
     jobs: tuple[str, ...],
@@ -56,8 +56,8 @@ def command(
     If a job waits, also show why, and changes that may start it sooner.
 
     JOB is a job id, the name of a run or its directory  [default: the newest run]. The exit status
-    is 0 even if the job failed. With --exit-status, the exit status is 3 for a job that did not
-    complete, or whose own reports show that it trained nothing. For several jobs, the exit status
+    is 0 even if the job failed. With --exit-status, it is 3 for a job that ended without
+    completing, or whose own reports show that it trained nothing. For several jobs, the exit status
     is the largest one, and the output of --json is that of list --json.
 
     \b
@@ -121,8 +121,8 @@ def top_command(job: str | None) -> int:
     """Show a job while it runs.
 
     JOB is a job id, the name of a run or its directory  [default: the newest run]. Problems come
-    first, then progress, nodes, GPUs and the last lines. top ends when the job ends, or if you
-    press q; the job then continues. Above 32 nodes, each node has a cell, and only the 20 worst
+    first, then progress, nodes, GPUs and the last lines. top ends when the job ends or when you
+    press q, which does not end the job. Above 32 nodes, each node has a cell, and only the 20 worst
     have a row. Without a terminal, top prints the screen once.
 
     \b
@@ -363,7 +363,7 @@ def _print_table(shown: list[JobStatus], *, is_empty: bool, left_out: int) -> No
         rows = [(job.record.workdir, *row) for job, row in zip(shown, rows, strict=True)]
     output.answer_table(head, rows, spare=SPARE)
     if any(job.progress.source is ProgressSource.OUTPUT for job in shown):
-        output.note(f"{READ_MARK} was read from the output")
+        output.note(f"progress marked {READ_MARK} was read from the output")
     if left_out:
         output.note(f"--all lists {count(left_out, 'more run')} that ended earlier")
 

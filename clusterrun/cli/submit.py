@@ -26,7 +26,7 @@ from clusterrun.verbs.submit import submit_prepared
 @click.command(cls=options.SubmitCommand)
 @options.job_options()
 @options.submission_option(
-    "--plan", "plans", is_flag=True, help="train with the setup that plan chooses"
+    "--plan", "plans", is_flag=True, help="train with the fastest setup that plan --recommend finds"
 )
 @options.submission_option(
     "--dry-run", is_flag=True, help="check script, machine, memory and queue, and submit nothing"
@@ -35,7 +35,7 @@ from clusterrun.verbs.submit import submit_prepared
     "--chain",
     metavar="N",
     type=click.IntRange(min=1),
-    help="queue N jobs that continue the run one after another",
+    help="queue N jobs in all, each of which continues where the one before ended",
 )
 @options.answer_options
 def command(
@@ -50,7 +50,7 @@ def command(
 
     Put options before SCRIPT and the script's arguments after it. An option of submit after SCRIPT
     is refused if the script has no such option; after --, every word goes to the script. With -m,
-    write -- before the arguments of the module. By default, SCRIPT is that of clusterrun.yaml.
+    write -- before the arguments of the module. SCRIPT defaults to the one in clusterrun.yaml.
 
     \b
     clusterrun submit -N 2 --gpus-per-node 4 train.py --lr 1e-4
@@ -58,7 +58,7 @@ def command(
     clusterrun submit --cluster local -N 2 --nproc-per-node 2 -m my.training -- --lr 1e-4
     """
     if answer.parsable and dry_run:
-        raise UsageError("--dry-run submits no job, so --parsable has no id", hint="keep one")
+        raise UsageError("with --dry-run, --parsable has no job id to print", hint="keep one")
     if chain:  # the next job continues the run, unless --on-interrupt was given
         flags = {"on_interrupt": Given(value="successor", flag="--chain"), **job.flags}
         job = job._replace(flags=flags)
@@ -150,7 +150,7 @@ def _check_estimate(prepared: Prepared) -> Finding:
         return note("plan", "; ".join(reasons), "run clusterrun plan with the same options")
     if reasons:
         return fail("plan", "; ".join(reasons), "clusterrun plan --recommend")
-    return ok("plan", "memory, disk and time suffice, as far as is known")
+    return ok("plan", "memory, disk and time suffice, as far as plan can tell")
 
 
 def _check_queue(prepared: Prepared) -> Finding:
@@ -226,9 +226,9 @@ def check_command(job: options.JobOptions, *, as_json: bool) -> Exit:
     """Look for pitfalls in a script and its launch.
 
     check reads the script without running it. The exit status is 3 if check found something, 0 if
-    not. If you set no size, check assumes two nodes with two ranks each. submit and render print
-    the same findings as notes. A comment `# clusterrun: ignore RULE` switches a rule off for its
-    line.
+    not. If you set no number of nodes, GPUs or ranks, check assumes two nodes with two ranks each.
+    submit and render print the same findings as notes. A comment `# clusterrun: ignore RULE`
+    switches a rule off for its line.
 
     \b
     clusterrun check -N 2 --gpus-per-node 4 train.py --epochs 3

@@ -118,7 +118,7 @@ class Document:
         if self.only not in ("", full):
             return
         if not section and name in SECTIONS:
-            message = f"[{name}] must contain 'key: value' lines"
+            message = f"section [{name}] must contain 'key: value' lines"
             for inner, inner_key, child in self.entries(value, message, "write KEY: value"):
                 self.read_key(inner, inner_key, child, name)
         elif full in BY_KEY and (section or "." not in name):  # `slurm.nodes: 2` is unknown
@@ -241,7 +241,7 @@ class Document:
         if not isinstance(node, ScalarNode):
             raise self.wrong(node, f"{what or 'this'} must be a single value", "write one value")
         if node.tag not in _TEXT_TAGS:
-            raise self.wrong(node, f"a value of type {node.tag} cannot be used", "remove the tag")
+            raise self.wrong(node, f"the tag {node.tag} is not supported", "remove the tag")
         if node.tag == _NULL and not node.value:
             raise self.wrong(node, f"{what} has no value", "write '' for an empty string")
         return str(node.value)

@@ -45,7 +45,7 @@ def read_step(text: str) -> SetupStep:
     kind, value = found[1], found[2].strip()
     names = tuple(value.split()) if kind == "modules" else (value,)
     if not value or any(name.startswith("-") for name in names):
-        raise UsageError(f"setup: '{text}' has no environment name", hint=_HINT)
+        raise UsageError(f"setup: '{text}' names no environment or module", hint=_HINT)
     if kind == "uv":
         return SetupStep(text=text, tool=Tool.VENV, names=(posixpath.join(value, ".venv"),))
     return SetupStep(text=text, tool=Tool(kind), names=names)
@@ -55,7 +55,7 @@ def setup_line(kind: str, names: Sequence[str]) -> str:
     """Return the line for `setup: {kind: names}`. Raises UsageError for another kind or no name."""
     text = f"{kind}: {' '.join(names)}"
     if not re.match(_NAMED, text) or any(re.search(CONTROL, name) for name in names):
-        raise UsageError(f"setup: '{kind}' has no environment name", hint=_HINT)
+        raise UsageError(f"setup: '{kind}' is unknown, or its value is invalid", hint=_HINT)
     if kind != "modules" and len(names) != 1:
         raise UsageError(f"setup: {kind} takes one value", hint=_HINT)
     return read_step(text).text  # raises UsageError for an invalid name

@@ -69,7 +69,7 @@ class Field(NamedTuple):
 
 _VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*\Z"
 _LEFT_OUT = "leave it out to use the default"
-_NAME = "use letters, digits and underscores"
+_NAME = "use letters, digits and underscores, and do not begin with a digit"
 
 
 def check_type(field: Field, value: Any) -> None:
@@ -187,7 +187,7 @@ def port_range(text: str, label: str = "port_range") -> tuple[int, int]:
     low, high = (int(match[1]), int(match[2])) if match else (0, 0)
     if not 1024 <= low < high <= 65535:  # the agents need one port, the rendezvous another
         hint = "write two ports between 1024 and 65535, e.g. 20000-29999"
-        raise UsageError(f"{label} {text} is not a range of ports", hint=hint)
+        raise UsageError(f"{label} {text} is not a valid range of ports", hint=hint)
     return low, high
 
 
@@ -333,14 +333,14 @@ def _refuse_secrets(field: Field, value: Any, label: str) -> None:
         names = [name for line in value for name, _ in named_secrets(line) if name]
     if names:
         text = f"{label}: {names[0]} looks like a secret and would be written to the run directory"
-        hint = f"set it in your shell and write pass_env: [{names[0]}]; its value is not stored"
+        hint = f"export it in your shell and write pass_env: [{names[0]}]; its value is not stored"
         raise UsageError(text, hint=hint)
     text = value if field.kind is Kind.TEXT else ""
     if field.kind is Kind.TEXTS and field.name != "args":
         text = "\n".join(value)
     if is_secret_value(text):
         what = "what looks like a secret and would be written to the run directory"
-        hint = "export it in your shell and list the variable in pass_env"
+        hint = "export it as a variable in your shell, and list the variable's name in pass_env"
         raise UsageError(f"{label} contains {what}", hint=hint)
 
 

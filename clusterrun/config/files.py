@@ -73,7 +73,7 @@ def read_file(
         hint = "save it as UTF-8"
         raise ConfigError(f"{shown} is not UTF-8 text", cause=str(error), hint=hint) from error
     if len(data) > _MOST_BYTES:
-        raise ConfigError(f"{shown} is larger than 4 MiB", hint="write settings only")
+        raise ConfigError(f"{shown} is larger than 4 MiB", hint="keep only settings in it")
     # A pipe has no directory, and paths relative to the working directory stay as written.
     has_own_directory = is_regular and path.parent != cwd
     anchor = Anchor(directory=str(path.parent) if has_own_directory else None, home=home)

@@ -109,7 +109,7 @@ def check_distinct(listed: HostList) -> None:
     addresses = list(map(_address, listed.hosts))
     if twice := [h for h in listed.hosts if addresses.count(_address(h)) > 1]:
         text = f"{listed.source} lists a host more than once: {', '.join(twice)}"
-        raise UsageError(text, hint="list each host once; --gpus-per-node sets the GPUs of each")
+        raise UsageError(text, hint="list each host once; for several GPUs, pass --gpus-per-node")
 
 
 def parse_hostfile(text: str, *, shown: str) -> HostList:
@@ -143,7 +143,7 @@ def _hosts_of(words: Sequence[str]) -> Iterator[tuple[str, int]]:
     name, *rest = words  # one host or a range of hosts, then options
     stated = [int(match[1]) for word in rest if (match := re.fullmatch(_SLOTS, word))]
     if len(stated) > 1 or not all(re.fullmatch(_OPTION, word) for word in rest):
-        raise UsageError(f"{' '.join(words)!r} is not a host with its slots", hint=_FORMS)
+        raise UsageError(f"{' '.join(words)!r} is not a valid hostfile line", hint=_FORMS)
     short = re.fullmatch(_SHORT, name)
     # As in MPI, `gpu1:4` means 4 slots; 22, or a number above 1024, is a port for ssh.
     if short and not stated and int(short[2]) <= _MOST_SLOTS and int(short[2]) != _SSH_PORT:

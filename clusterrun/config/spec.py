@@ -41,8 +41,8 @@ module | text | -m --module | common | run a module, as python -m does
 args | texts | | | pass these arguments to the script
 name | text | -J --job-name | common | name the job  [default: the script's name]
 cluster | enum | --cluster | common |
-  run on Slurm, on this machine, on hosts over ssh, or in an allocation that you are in; auto uses
-  Slurm if sbatch is found, else this machine
+  run on Slurm, on this machine, on hosts over ssh, or in an allocation that you are in
+  [default: auto (slurm if sbatch is found, else local)]
 run_dir | path | --run-dir | |
   keep runs in this directory; on Slurm, all nodes must share it  [default: runs]
 [hosts]
@@ -100,7 +100,7 @@ nproc_per_node | count | --nproc-per-node | |
 device | enum | --device | common | compute on this device  [default: auto]
 gpu_ids | text | --gpu-ids | | use these GPUs of this machine, e.g. 0,2 (local runs)
 strategy | enum | --strategy | common | distribute the model with this strategy  [default: ddp]
-tensor_parallel | count | | | split each layer over this many ranks (fsdp; with ddp: over all ranks)
+tensor_parallel | count | | | split each layer over this many ranks (fsdp; ddp: only over all ranks)
 context_parallel | count | | | split each sample over this many ranks with ring attention (fsdp)
 sequence_parallel | count | | | split each sample over this many ranks with Ulysses (zero2, zero3)
 data_parallel_shard | count | | |
@@ -131,7 +131,7 @@ launcher | enum | | |
   start the ranks as forks of a process that has imported torch (forge), as new interpreters
   (direct) or by accelerate launch  [default: auto]
 hang_timeout = hang_timeout_s | duration | --hang-timeout | |
-  restart if no step ends for this long, or ten usual steps if longer; 0: never  [default: 15m]
+  restart if no step ends for this long, or for ten usual steps if longer; 0: never  [default: 15m]
 world_contract | flag | | | fail the job if its ranks do not form one world  [default: yes]
 trainer_resume | flag | | |
   make Trainer.train() continue from the newest checkpoint of this run  [default: yes]
@@ -198,9 +198,9 @@ host_mem = host_mem_bytes | bytes | --host-mem | | set the memory of each node  
 intra_node_bandwidth | real GB/s | --intra-node-bandwidth | |
   set the bandwidth between GPUs of a node (busbw of nccl-tests)  [default: by GPU]
 inter_node_bandwidth | real GB/s | --inter-node-bandwidth | |
-  set the bandwidth of all network cards of a node, e.g. 400 for 8 x 400 Gb/s  [default: by GPU and
+  set the total bandwidth of a node's network cards, e.g. 400 for 8 x 400 Gb/s  [default: by GPU and
   network.preset]
-mfu | real | --mfu | | set the MFU, the share of peak FLOPS that large passes reach  [default: 0.4]
+mfu | real | --mfu | | set the MFU (share of peak FLOPS) of passes that fill the GPU  [default: 0.4]
 step_time = step_time_s | real | --step-time | |
   set the measured time of an optimizer step, e.g. 4.5s
 save_every | count | --save-every | | assume a checkpoint every N steps

@@ -343,8 +343,8 @@ def _notes(question: Question, counted: Steps) -> Iterator[str]:
         yield f"{samples} are longer than the model's maximum of {positions:,}"
     if counted.repeated:
         pass_samples = setup.micro_batch * setup.data_parallel
-        text = f"{question.samples:,} samples are not divisible by {pass_samples}"
-        yield f"{text}; accelerate repeats {counted.repeated} in the last step of an epoch"
+        text = f"{question.samples:,} samples do not fill batches of {pass_samples}"
+        yield f"{text}; accelerate repeats {counted.repeated} in each epoch's last step"
     if not question.is_cpu and question.gpu_bytes is None:
         yield "no GPU was named: pass --gpu h100-80g for a verdict and a time, or --gpu-mem 80GiB"
     elif step_duration(question) is None:

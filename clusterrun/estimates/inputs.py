@@ -66,7 +66,7 @@ class Model:
             return 0
         if not self.has_shape:
             hint = "add --hidden, --layers, --heads and --ffn, or pass --model"
-            raise UsageError("the size of LoRA's adapters depends on the model's shape", hint=hint)
+            raise UsageError("LoRA's adapters can't be sized without the model's shape", hint=hint)
         # The projections of queries and outputs, and those of keys and values.
         attention = 2 * (self.hidden + self.query_width) + 2 * (self.hidden + self.key_value_width)
         dense_ffn = self.ffn - self.experts_met * self.expert_ffn  # 0: all experts are routed

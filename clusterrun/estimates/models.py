@@ -29,7 +29,7 @@ def from_numbers(given: Model) -> Model:
     missing = [f"--{name}" for name in needed if not getattr(given, name)]
     if not given.params and missing:
         text = f"the size of the model is unknown: {', '.join(missing)} missing"
-        raise UsageError(text, hint="add them, or pass --params 8e9")
+        raise UsageError(text, hint="add them, or pass the number of parameters: --params 8e9")
     shape = replace(given, kv_heads=given.kv_heads or given.heads)
     is_shape_known = shape.hidden and shape.layers and shape.heads and shape.ffn
     return _with_block(shape) if is_shape_known else shape
@@ -45,7 +45,7 @@ def _with_block(shape: Model) -> Model:
     block = attention + norms + (3 if has_gate else 2) * matrix
     if params and layers * block > params:
         block_sizes = f"{layers} layers of --hidden {hidden} and --ffn {ffn}"
-        text = f"{block_sizes} have more than the {params} parameters of --params"
+        text = f"{block_sizes} have more parameters than --params {params}"
         hint = "leave out --params, or --hidden, --layers, --heads and --ffn"
         raise UsageError(text, hint=hint)
     embedding = shape.vocab * hidden

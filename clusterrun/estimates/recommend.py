@@ -50,7 +50,7 @@ def recommend(question: Question, *, strategy: Strategy | None = None) -> list[C
         raise UsageError(text, hint="name the GPU, such as --gpu a100-80g")
     if not counts_activations(question.setup):
         text = "a recommendation needs the sizes of the activations, which are unknown"
-        hint = "pass --seq-len and a model with its shape, such as --model qwen3-30b-a3b"
+        hint = "pass --seq-len and a model whose shape is known, such as --model qwen3-30b-a3b"
         raise UsageError(text, hint=hint)
     setups = (x for x in _setups(question) if strategy is None or x.strategy == strategy)
     choices = [_choice_of(question, setup) for setup in setups]
@@ -87,7 +87,7 @@ def _setups(question: Question) -> Iterator[Setup]:
     asked, wanted_ckpt, effective = question.setup, question.wanted_ckpt, question.effective_batch
     ranks, strategies = asked.data_parallel, _strategies(asked)
     if not strategies:
-        raise UsageError("no strategy supports these parallel sizes", hint="change the sizes")
+        raise UsageError("no strategy supports the parallel sizes", hint="change launch.*_parallel")
     per_rank, rest = divmod(effective, ranks)
     if rest or not per_rank:
         text = f"an effective batch of {effective} is not divisible by {ranks} data-parallel ranks"

@@ -90,9 +90,9 @@ MUST_AGREE: Final = {"python": 2, **dict.fromkeys(("torch", "accelerate", "NCCL"
 HINTS: Final = {
     "versions": "install the environment on a file system that all nodes share, or in an image",
     "system": "tell the administrator; leave the node out with --exclude if a job fails on it",
-    "hardware": "request equal nodes with --constraint, or leave the others out with --exclude",
+    "hardware": "request identical nodes with --constraint, or leave the others out with --exclude",
     "network": "tell the administrator; compare with: ip -brief link",
-    "gpu": "request equal nodes with --constraint, or leave the others out with --exclude",
+    "gpu": "request identical nodes with --constraint, or leave the others out with --exclude",
 }
 MISSING: Final = "none"
 MOST: Final = 16  # findings in a list

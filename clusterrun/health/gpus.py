@@ -35,7 +35,7 @@ _SLOWDOWNS: Final = {  # nvmlClocksEventReasons; idle GPUs and software's power 
 NEEDED: Final = {1: "a reset", 2: "a reboot of its node", 6: "a reset", 7: "a reboot of its node"}
 _WANTED: Final = {
     3: "its peer-to-peer traffic to be drained",
-    4: "a reset when its jobs have ended",
+    4: "a reset after its jobs have ended",
 }
 _MPS: Final = "nvidia-cuda-mps"  # NVIDIA's own server, as /proc shows its name
 _LEAVE_OUT: Final = "leave the node out with --exclude, and tell the administrator"
@@ -160,7 +160,7 @@ def gpu_count(gpu_answer: GpuAnswer, ranks: int) -> Finding:
     kinds = ", ".join({gpu.model or "unknown model": None for gpu in answer.gpus}) or "none"
     text = f"{count(len(answer.gpus), 'GPU')} ({kinds}) for {count(ranks, 'rank')}"
     if len(answer.gpus) < ranks:
-        hint = "request them with --gpus-per-node; list them: nvidia-smi -L"
+        hint = "request one for each rank with --gpus-per-node; list them: nvidia-smi -L"
         return fail(name, f"{text}, each of which needs one", hint)
     return ok(name, text)
 

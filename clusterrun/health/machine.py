@@ -51,12 +51,12 @@ def shm(ranks: int) -> Finding:
         return bad(name, f"{SHM} cannot be used: {error.strerror}", hint, is_sure=is_sure)
     size, free = disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize
     if size < SHM_BYTES:
-        text = f"{SHM} has only {size >> 20} MiB for loader workers and NCCL"
+        text = f"{SHM} has only {size >> 20} MiB for DataLoader workers and NCCL"
         hint = "start the container with --shm-size=16g"
         return bad(name, text, hint, is_sure=is_sure and size < LEAST_SHM_BYTES)
     text = f"{gib(free)} of {gib(size)} are free"
     if free < LEAST_SHM_BYTES:  # crashed jobs leave their files there
-        hint = f"remove your own files of ended jobs: ls -l {SHM}"
+        hint = f"delete the files that your ended jobs left: ls -l {SHM}"
         return bad(name, f"{SHM}: only {text}", hint, is_sure=is_sure)
     return ok(name, f"{SHM}: {text}")
 
@@ -77,7 +77,7 @@ def memory(ranks: int, planned: int) -> Finding:
     if usable < least:
         return fail(name, f"{text}; {ranks} ranks need at least {gib(least)}", hint)
     if usable < planned:
-        return note(name, f"{text}; {gib(planned)} are estimated", hint)
+        return note(name, f"{text}; clusterrun plan estimates {gib(planned)}", hint)
     if usable < ranks * BYTES_OF_RANK:
         return note(name, f"{text}, less than 1 GiB for each rank", hint)
     return ok(name, text)

@@ -25,7 +25,7 @@ _TEMPORARY: Final = ("TMPDIR", "TEMP", "TMP")  # as tempfile looks for them
 LOCAL: Final = frozenset({"btrfs", "ext3", "ext4", "f2fs", "overlay", "ramfs", "tmpfs", "xfs"})
 _ELSEWHERE: Final = "choose another directory with --run-dir, or run_dir: in clusterrun.yaml"
 _DELETE: Final = "delete old runs in {}, or choose another --run-dir"
-_SHARED: Final = "name a directory that all nodes share with --run-dir"
+_SHARED: Final = "set --run-dir to a directory that all nodes share"
 
 
 def runs(path: Path, *, is_shared: bool) -> Finding:
@@ -42,7 +42,7 @@ def runs(path: Path, *, is_shared: bool) -> Finding:
     kind = file_system(place) if is_shared else ""
     if kind in LOCAL:
         text = f"{path} is on {kind}, which is seldom shared with the nodes"
-        return note(name, text, f"check on a node: srun ls -d {place}; else {_SHARED}")
+        return note(name, text, f"check on a node: srun ls -d {place}; if that fails, {_SHARED}")
     if (took_s := time.monotonic() - start) > SLOW_S:
         return slow_finding(path, f"answered after {took_s:.1f} s")
     return ok(name, f"{path} is writable" if place == path else f"{path} can be created")
@@ -68,7 +68,7 @@ def scratch() -> Finding:
     """Look at the directory of temporary files, to which the ranks write their output."""
     name = "node.tmp"
     requested = next((os.environ[each] for each in _TEMPORARY if os.environ.get(each)), "/tmp")
-    hint = "name a directory on the node with --env TMPDIR=DIRECTORY, or delete files there"
+    hint = "delete files there, or name another directory on the node: --env TMPDIR=DIRECTORY"
     try:
         place = Path(tempfile.gettempdir())
     except OSError:
@@ -94,8 +94,8 @@ def _room(
         total, free = disk.f_files, disk.f_favail
         amount = f"{free} inodes"
     if not total:
-        return skip(name, "the file system does not report this")
-    text = f"{amount} are free for {path}"
+        return skip(name, "the file system does not report how much is free")
+    text = f"{amount} are free in {path}"
     return ok(name, text) if free >= few else bad(name, f"only {text}", hint, is_sure=free < least)
 
 

@@ -32,7 +32,7 @@ def torch(python: Interpreter, cuda: str | None, *, on_gpus: bool, is_sure: bool
     """Look whether torch can use the job's GPUs; `cuda`: what it was built for; None: unknown."""
     name, version = "python.torch", python.packages.get("torch", "")
     if not version:
-        return skip(name, f"the torch of {python.path or 'the interpreter'} is unknown")
+        return skip(name, f"cannot tell which torch {python.path or 'the interpreter'} has")
     text = f"torch {version}".replace(" ?", ", version unknown")  # "?" is UNKNOWN
     if cuda == "" and on_gpus:
         text = f"{text} was built without CUDA; the job requests GPUs"
@@ -94,7 +94,7 @@ def toolkit(cuda: str | None, environ: Mapping[str, str], *, is_sure: bool) -> F
     """Compare nvcc with the CUDA that torch was built with, as DeepSpeed's builder does."""
     name = "cuda.toolkit"
     if not cuda:
-        why = "torch was built without CUDA" if cuda == "" else "torch's CUDA is unknown"
+        why = "torch was built without CUDA" if cuda == "" else "torch's CUDA version is unknown"
         return skip(name, why)
     program = _nvcc(environ)
     hint = f"load CUDA {cuda} with a module in setup:, or set CUDA_HOME"

@@ -215,7 +215,7 @@ def _repeat(function: Callable[[], None], for_s: float) -> tuple[int, float]:
 DIRECTORY: Final = "health"  # of the reports, in the run directory
 OF_ALL: Final = "net.reduce"  # one node may make it fail on the others
 _MEET: Final = "net.meet"
-_CHOOSE_SHARED: Final = "choose a directory that all nodes share with --run-dir"
+_CHOOSE_SHARED: Final = "set --run-dir to a directory that all nodes share"
 _GLOO_SOURCE: Final = re.compile(r"^\w+: (\[[^]]*\] )?")  # gloo's source file
 UNSTARTED: Final = "Slurm could not start the job's script on the node"
 _SILENT: Final = (
@@ -304,7 +304,7 @@ def unreported(
         hint = f"correct this, or leave the node out with --exclude {node}"
         return fail("node.report", reason, hint)
     if has_joined:
-        text = "no report, but the node reached the first node: its files are not visible here"
+        text = "the node reached the first node, but its report is not visible on this machine"
         return fail("node.report", text, _CHOOSE_SHARED)
     look = f"look at the node: scontrol show node {node}; " if has_slurm else ""
     hint = f"{look}{_LEAVE_OUT.format(node)}"

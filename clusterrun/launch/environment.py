@@ -140,7 +140,7 @@ def _refuse_owned(name: str) -> None:
         hint = f"leave out {name}: its value follows from the job"
         if name == "CUDA_VISIBLE_DEVICES":
             hint = "pass --gpu-ids on this machine; on a cluster, Slurm chooses the GPUs"
-        raise UsageError(f"clusterrun sets {name} on each node", hint=hint)
+        raise UsageError(f"{name} can't be set: clusterrun sets it on each node", hint=hint)
 
 
 def _refuse_harmful(name: str, value: str) -> None:
@@ -151,5 +151,5 @@ def _refuse_harmful(name: str, value: str) -> None:
         raise UsageError(text, hint="leave it out: by default torch ends the job")
     is_exclusion = name.endswith("_SOCKET_IFNAME") and value.startswith("^")
     if is_exclusion and "lo" not in value[1:].split(","):
-        text = f"{name}={value} allows the loopback interface"
+        text = f"{name}={value} does not exclude the loopback interface"
         raise UsageError(text, hint=f"write ^lo,{value[1:]}")

@@ -211,7 +211,7 @@ def check_batch_numbers(args: Sequence[str], text: str, where: str, ranks: int) 
     )
     if "train_batch_size" not in numbers or divides_model:
         return
-    hint = 'write "auto", or the number for these nodes and ranks'
+    hint = 'set it to "auto", or to the value for these nodes and ranks'
     for key, value in numbers.items():
         if value < 1:
             raise ConfigError(f"{key} must be above 0, not {value}", where=where, hint=hint)

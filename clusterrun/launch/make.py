@@ -139,11 +139,11 @@ def check_strategy(strategy: Strategy, world: World, python: Interpreter) -> Non
     """Refuse a strategy that this world can't train with. Raises UsageError."""
     if strategy is Strategy.NONE and world.size > 1:
         text = f"strategy none runs one process, but the job has {world.size} ranks"
-        same = "it trains the same model on all of them"
+        same = "it trains one model on all ranks"
         hint = f"use --strategy ddp (in an accelerate YAML, distributed_type: MULTI_GPU): {same}"
         raise UsageError(text, hint=hint)
     if strategy.is_deepspeed and world.device is Device.MPS:
-        text = f"DeepSpeed ({strategy.value}) does not run on Apple's GPU"
+        text = f"DeepSpeed ({strategy.value}) does not run on Apple GPUs"
         raise UsageError(text, hint="use --strategy none, or --device cpu")
     if strategy.is_fsdp and world.device is not Device.CUDA:
         instead = "accelerate would train plain DDP or an unsharded model, without a warning"
@@ -154,7 +154,7 @@ def check_strategy(strategy: Strategy, world: World, python: Interpreter) -> Non
     torch = python.version_of("torch")
     if strategy.is_fsdp and torch is not None and torch < (2, 6):
         installed = f"{python.packages['torch']} is installed"
-        text = f"{strategy.value} is FSDP2, which needs torch 2.6; {installed}"
+        text = f"{strategy.value} is FSDP2, which needs torch 2.6 or newer; {installed}"
         raise UsageError(text, hint="upgrade torch, or use --strategy zero3")
 
 
@@ -162,8 +162,8 @@ def _precision(spec: JobSpec, own: OwnFiles, world: World) -> Precision:
     """Decide the precision. Raises UsageError if a DeepSpeed JSON or a CPU can't have it."""
     precision = _wanted_precision(spec, own, world)
     if own.deepspeed_text and precision in ANY_PRECISION - own.allowed_by_json:
-        says = " or ".join(sorted(allowed.value for allowed in own.allowed_by_json))
-        text = f"mixed precision is {precision.value}, but {own.deepspeed_name} has {says}"
+        says = " or ".join(sorted(repr(allowed.value) for allowed in own.allowed_by_json))
+        text = f"mixed precision is {precision.value!r}, but {own.deepspeed_name} allows {says}"
         raise UsageError(text, hint='set "enabled": "auto" in this file, or drop the other setting')
     stated = own.stated_in_yaml if precision is Precision.FILE else precision
     if stated is Precision.FP16 and world.device is Device.CPU:
@@ -285,7 +285,7 @@ def _check_hosts(spec: JobSpec, facts: Facts) -> tuple[str, ...]:
     if (spec.nodes or 1) + spares > listed:
         wanted = f"{count(spec.nodes or 1, 'node')} and {count(spares, 'spare node')} requested"
         text = f"{wanted}, but {facts.hosts.source} lists {count(listed, 'host')}"
-        raise UsageError(text, hint="list more hosts, or lower --nodes and slurm.spare_nodes")
+        raise UsageError(text, hint="list more hosts, or lower --nodes or slurm.spare_nodes")
     unused = listed - (spec.nodes or listed - spares) - spares
     left = ", ".join(facts.hosts.hosts[listed - unused :])
     return (f"not used: {left} (--nodes {spec.nodes})",) if unused else ()

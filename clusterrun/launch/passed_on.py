@@ -95,7 +95,7 @@ def as_one_word(program: str, args: Iterable[str]) -> tuple[str, ...]:
         word = f"{option[1]}{separator}{arg[option.end() :]}" if option else arg
         # The text of a comment may look like an option.
         if re.search(r"\s(-[A-Za-z]\b|--[a-z])", word) and "comment" not in arg:
-            hint = f"write each separately: {flag}=--nice=100 {flag}=--tmp=1G"
+            hint = f"pass each one separately, as in {flag}=--nice=100 {flag}=--tmp=1G"
             raise UsageError(f"{flag}: {arg!r} contains several options", hint=hint)
         words.append(word)
     return tuple(words)

@@ -64,7 +64,7 @@ def _gpus(spec: JobSpec) -> dict[str, str]:
     if not gpus or spec.gpu_request is GpuRequest.NONE:
         if spec.gpu_type:
             text = "slurm.gpu_type names a GPU type, but no GPUs are requested"
-            hint = "pass --gpus-per-node, and not --set slurm.gpu_request=none"
+            hint = "pass --gpus-per-node COUNT, without --set slurm.gpu_request=none"
             raise UsageError(text, hint=hint)
         return {}
     count = f"{spec.gpu_type}:{gpus}" if spec.gpu_type else str(gpus)
@@ -151,7 +151,7 @@ def signal_request(spec: JobSpec) -> str:
     """
     if spec.signal and not re.match(_SIGNAL, spec.signal):
         text = f"slurm.signal {spec.signal} is neither USR1 nor USR2, which ask the ranks to save"
-        raise UsageError(text, hint="write it as B:USR2@300")
+        raise UsageError(text, hint="write it as B:USR2@300, for 300 s before the time limit")
     flags, _, signal = (spec.signal or f"B:USR2@{warning_s(spec)}").rpartition(":")
     return f"{flags}:{signal}" if "B" in flags.upper() else f"B{flags}:{signal}"
 

@@ -66,9 +66,9 @@ def read_own_files(spec: JobSpec, facts: Facts) -> OwnFiles:
     asked = spec.strategy
     is_other = strategy and (strategy.engine, strategy.stage) != (asked.engine, asked.stage)
     if strategy and is_other and asked is not Strategy.DDP:  # DDP may be the default, not a choice
-        means = f"{json_name or spec.accelerate_config} means {strategy.value}"
+        means = f"{json_name or spec.accelerate_config} selects {strategy.value}"
         hint = "leave out --strategy: your own file decides"
-        raise UsageError(f"--strategy {asked.value}, but {means}", hint=hint)
+        raise UsageError(f"--strategy is {asked.value}, but {means}", hint=hint)
     return OwnFiles(
         accelerate_text=facts.accelerate_config_text if config else "",
         deepspeed_text=text if deepspeed else "",
@@ -87,8 +87,8 @@ def _refuse_stated_twice(spec: JobSpec, json_name: str, config: dict[str, Any]) 
     both = sorted(_JSON_SAYS_IT & _mapping(config.get("deepspeed_config")).keys())
     if json_name and both:
         has = f"{spec.accelerate_config} has {', '.join(both)}"
-        text = f"{has}: accelerate refuses that with a DeepSpeed JSON"
-        raise UsageError(text, hint=f"move it to {json_name}")
+        text = f"{has}, which accelerate refuses beside a DeepSpeed JSON"
+        raise UsageError(text, hint=f"set it in {json_name} instead")
 
 
 def _deepspeed_file(spec: JobSpec, facts: Facts) -> tuple[str, str]:
@@ -98,7 +98,7 @@ def _deepspeed_file(spec: JobSpec, facts: Facts) -> tuple[str, str]:
         return named, facts.deepspeed_config_text
     in_args = named_json(spec.args) or ""
     if named and json.loads(script_text) != _deepspeed_mapping(named, facts.deepspeed_config_text):
-        text = f"two DeepSpeed configurations: {named} (launch) and {in_args} (script's arguments)"
+        text = f"{named} (--deepspeed-config) differs from {in_args} (in the script's arguments)"
         raise UsageError(text, hint="leave out --deepspeed-config to use the script's own file")
     return named or in_args, script_text
 
@@ -130,7 +130,7 @@ def _accelerate_mapping(spec: JobSpec, facts: Facts) -> dict[str, Any]:
     try:
         config = yaml.load(facts.accelerate_config_text, Loader=BoundedLoader)
     except yaml.YAMLError as error:
-        text, cause = "the accelerate configuration is not YAML", " ".join(str(error).split())
+        text, cause = "the accelerate configuration is not valid YAML", " ".join(str(error).split())
         raise ConfigError(text, where=spec.accelerate_config, cause=cause) from error
     if not isinstance(config, dict) or "distributed_type" not in config:
         text = "the accelerate configuration has no distributed_type"
@@ -138,7 +138,7 @@ def _accelerate_mapping(spec: JobSpec, facts: Facts) -> dict[str, Any]:
         raise yaml_error(spec, text, hint)
     environment = config.get("compute_environment", "LOCAL_MACHINE")
     if environment != "LOCAL_MACHINE":
-        text = f"compute_environment {environment!r} cannot run here"
+        text = f"compute_environment {environment!r} is not supported"
         raise yaml_error(spec, text, "write compute_environment: LOCAL_MACHINE")
     for key in ("fsdp_config", "deepspeed_config", "parallelism_config"):
         if not isinstance(config.get(key) or {}, dict):
@@ -183,12 +183,12 @@ def _deepspeed_mapping(name: str, text: str) -> dict[str, Any]:
     try:
         config = json.loads(text)
     except json.JSONDecodeError as error:
-        message = "the DeepSpeed configuration is not JSON"
+        message = "the DeepSpeed configuration is not valid JSON"
         where = f"{name}:{error.lineno}:{error.colno}"
         raise ConfigError(message, where=where, cause=error.msg) from error
     if not isinstance(config, dict) or not isinstance(config.get("zero_optimization"), dict):
         message = "the DeepSpeed configuration has no zero_optimization section"
-        hint = 'add "zero_optimization": {"stage": 0}, which changes nothing in the training'
+        hint = 'add "zero_optimization": {"stage": 0}, which does not change the training'
         raise ConfigError(message, where=name, hint=hint)
     return config
 
@@ -255,7 +255,7 @@ def take_world(spec: JobSpec, own: OwnFiles, facts: Facts) -> JobSpec:
         is_one = (spec.nodes or machines or 1) * per_machine == 1
         if own.accelerate["distributed_type"] == "MULTI_GPU" and is_one:
             hint = 'write num_processes: 2, or distributed_type: "NO" for a single rank'
-            raise yaml_error(spec, "distributed_type MULTI_GPU, but num_processes 1", hint)
+            raise yaml_error(spec, "distributed_type is MULTI_GPU, but num_processes is 1", hint)
         taken["nproc_per_node"] = per_machine
     if facts.cluster.scheduler.is_this_machine and not _is_cpu(spec, own):
         # Here, the YAML's ids choose the GPUs.
@@ -310,11 +310,11 @@ def _counts_in_yaml(spec: JobSpec, own: OwnFiles) -> tuple[int | None, int | Non
     for key, value in (("num_machines", machines), ("num_processes", total)):
         if value is not None and (type(value) is not int or value < 1):  # True is also an int
             text = f"{key} must be a whole number above 0, not {value!r}"
-            raise yaml_error(spec, text, f"write {key}: 2, or leave it out")
+            raise yaml_error(spec, text, f"write a number, as in {key}: 2, or leave it out")
     nodes = machines or spec.nodes or 1
     if total is not None and total % nodes:
         near = max(nodes, total - total % nodes)
-        text = f"num_processes {total} can't be divided among {count(nodes, 'machine')}"
+        text = f"num_processes {total} can't be divided evenly among {count(nodes, 'machine')}"
         counts = "num_processes counts the ranks of all machines"
         raise yaml_error(spec, text, f"write {near} or {near + nodes}: {counts}")
     return machines, None if total is None else total // nodes

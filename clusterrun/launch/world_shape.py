@@ -39,10 +39,10 @@ def decide_world(spec: JobSpec, facts: Facts, *, yaml_wants_cpu: bool = False) -
     """
     scheduler = facts.cluster.scheduler
     if spec.gpu_ids is not None and not scheduler.is_this_machine:
-        hint = "pass --gpus-per-node: Slurm, or each host, chooses them; or pass --cluster local"
-        raise UsageError("--gpu-ids chooses among the GPUs of this machine", hint=hint)
+        hint = "pass --gpus-per-node: Slurm, or each host, chooses the GPUs; or use --cluster local"
+        raise UsageError("--gpu-ids works only for a job on this machine", hint=hint)
     if spec.device is Device.MPS and not (scheduler.is_this_machine and facts.platform == "darwin"):
-        raise UsageError("--device mps works only on a Mac", hint="leave out --device")
+        raise UsageError("--device mps works only locally on a Mac", hint="leave out --device")
     if scheduler.has_queue:
         world = _on_slurm(spec, yaml_wants_cpu=yaml_wants_cpu)
     elif scheduler.has_hosts:
@@ -51,7 +51,7 @@ def decide_world(spec: JobSpec, facts: Facts, *, yaml_wants_cpu: bool = False) -
         world = _on_this_machine(spec, facts, yaml_wants_cpu=yaml_wants_cpu)
     check_sharing(world)
     if world.device is Device.MPS and world.size > 1:
-        text = f"{world.size} ranks cannot share Apple's GPU"
+        text = f"{world.size} ranks cannot share an Apple GPU"
         raise UsageError(text, hint="run one rank, or pass --device cpu")
     return world
 
@@ -61,7 +61,7 @@ def check_sharing(world: World) -> None:
     if world.device is Device.CUDA and 0 < world.gpus_per_node < world.procs_per_node:
         gpus = count(world.gpus_per_node, "GPU")
         hint = "lower --nproc-per-node or raise --gpus-per-node: NCCL needs a GPU for each rank"
-        raise UsageError(f"{world.procs_per_node} ranks of a node cannot share {gpus}", hint=hint)
+        raise UsageError(f"{world.procs_per_node} ranks per node cannot share {gpus}", hint=hint)
 
 
 def _on_slurm(spec: JobSpec, *, yaml_wants_cpu: bool) -> World:
@@ -75,8 +75,8 @@ def _on_slurm(spec: JobSpec, *, yaml_wants_cpu: bool) -> World:
     if device is Device.AUTO:
         device = Device.CUDA if gpus and not yaml_wants_cpu else Device.CPU
     if device is Device.CUDA and not gpus and spec.gpu_request is not GpuRequest.NONE:
-        hint = "pass --gpus-per-node COUNT (--set slurm.gpu_request=none if the site adds them)"
-        raise UsageError("--device cuda, but no GPU is requested", hint=hint)
+        hint = "pass --gpus-per-node COUNT, or --set slurm.gpu_request=none if the site adds GPUs"
+        raise UsageError("--device cuda is given, but no GPU is requested", hint=hint)
     return World(nodes=spec.nodes or 1, procs_per_node=procs, gpus_per_node=gpus, device=device)
 
 
@@ -106,7 +106,7 @@ def check_gpu_options(spec: JobSpec) -> None:
     if spec.gpu_request is GpuRequest.NONE and is_stated:
         return
     if asked := next(filter(asks_for_gpus, (*spec.sbatch_args, *spec.srun_args)), ""):
-        text = f"clusterrun starts a rank for each GPU, and does not count the GPUs of {asked}"
+        text = f"clusterrun starts one rank per GPU, but does not read the number from {asked}"
         with_none = "pass --gpus-per-node COUNT --set slurm.gpu_request=none beside it"
         also = f"or, for a site that needs this option, {with_none}"
         raise UsageError(text, hint=("use --gpus-per-node COUNT instead", also))
@@ -141,11 +141,11 @@ def _usable_gpus(spec: JobSpec, facts: Facts) -> tuple[str, ...]:
     if len(set(ids)) < len(ids):
         raise UsageError(f"--gpu-ids {spec.gpu_ids!r} names a GPU twice", hint="name it once")
     if spec.device is Device.CPU:
-        raise UsageError("--gpu-ids names GPUs and --device cpu uses none", hint="keep one of them")
+        raise UsageError("--gpu-ids names GPUs; --device cpu uses none", hint="keep one of them")
     unknown = [gpu for gpu in ids if gpu not in facts.local_gpus]
     if unknown:
         here = ", ".join(facts.local_gpus) or "none"
-        text = f"GPU '{', '.join(unknown)}' is not on this machine"
+        text = f"GPU '{', '.join(unknown)}' is not available on this machine"
         raise UsageError(text, hint=f"choose from the GPUs that may be used here: {here}")
     return ids
 
@@ -241,11 +241,11 @@ def check_divided_samples(spec: JobSpec, sizes: Parallel, facts: Facts) -> None:
     named = values_of(spec.args, "--attn_implementation")
     accelerate = facts.interpreter.version_of("accelerate")
     if sizes.context > 1 and set(named) - {"sdpa"}:
-        text = f"launch.context_parallel can't split attention {named[0]}, which the script uses"
+        text = f"launch.context_parallel needs sdpa attention, but the script uses {named[0]}"
         raise UsageError(text, hint="use --attn_implementation sdpa")
     if sizes.sequence > 1 and accelerate is not None and accelerate < (1, 12):
         installed = f"{facts.interpreter.packages['accelerate']} is installed"
-        text = f"launch.sequence_parallel needs accelerate 1.12; {installed}"
+        text = f"launch.sequence_parallel needs accelerate 1.12 or newer; {installed}"
         raise UsageError(text, hint="upgrade accelerate")
 
 

@@ -101,7 +101,7 @@ def _is_repeated(script: Script, node: ast.AST) -> bool:
 @rule(
     "spawns-ranks",
     "each rank that clusterrun starts would start its own ranks",
-    "call the function once, with RANK, LOCAL_RANK and WORLD_SIZE from the environment",
+    "call the function directly, with RANK, LOCAL_RANK and WORLD_SIZE from the environment",
 )
 def _spawns(script: Script, launch: Launch) -> Iterator[Found]:
     if not any(script.calls(INIT)):  # the processes are no ranks: they may prepare data
@@ -113,7 +113,7 @@ def _spawns(script: Script, launch: Launch) -> Iterator[Found]:
 
 @rule(
     "fixed-address",
-    "on several nodes, each node would wait for itself or form its own world",
+    "each node would look for rank 0 on itself, and wait in vain or form its own world",
     "remove it: clusterrun sets MASTER_ADDR to the first node",
 )
 def _fixed_address(script: Script, launch: Launch) -> Iterator[Found]:
@@ -230,8 +230,8 @@ def _data_parallel(script: Script, launch: Launch) -> Iterator[Found]:
 
 @rule(
     "local-rank-argument",
-    "torchrun and accelerate pass no such argument: all ranks of a node would use the default, or "
-    "argparse would refuse to start them",
+    "torchrun and accelerate do not pass this argument: all ranks of a node would use its default, "
+    "or argparse would report it as missing",
     'read int(os.environ["LOCAL_RANK"])',
 )
 def _local_rank_argument(script: Script, launch: Launch) -> Iterator[Found]:
@@ -252,8 +252,8 @@ def _local_rank_argument(script: Script, launch: Launch) -> Iterator[Found]:
 
 @rule(
     "lightning-size",
-    "Lightning stops, or trains a model on each rank: devices x num_nodes is not the job's size",
-    "pass the job's num_nodes and devices",
+    "Lightning stops, or each rank trains alone: devices x num_nodes is not the job's world size",
+    "set num_nodes to --nodes, and devices to the ranks of a node (--gpus-per-node)",
 )
 def _lightning_size(script: Script, launch: Launch) -> Iterator[Found]:
     names = [f"{package}.{kind}" for package in _LIGHTNING for kind in ("Trainer", "Fabric")]
@@ -321,7 +321,7 @@ _SPLITS = (
 
 @rule(
     "different-splits",
-    "each rank would split the data differently: some train on what others validate with",
+    "each rank would split the data differently: some would train on what others validate on",
     "pass a seed: seed=0, or generator=torch.Generator().manual_seed(0) for random_split()",
 )
 def _different_splits(script: Script, launch: Launch) -> Iterator[Found]:
@@ -434,7 +434,7 @@ _RESUMES = r"(?i)\bload\(|load_|resum|restor|checkpoint|ckpt|snapshot|clusterrun
 @rule(
     "missing-file",
     "the job would wait in the queue, and then the ranks would not find the file",
-    "correct the path, which starts from the directory of the submission",
+    "correct the path; a relative path starts from the directory where you submit",
 )
 def _missing_file(script: Script, launch: Launch) -> Iterator[Found]:
     for path in launch.missing:  # of the accelerate YAML

@@ -56,9 +56,9 @@ class Checkpoints:
         override: Collection[str] = (),
     ) -> None:
         if not (chosen := directory or os.environ.get("CLUSTERRUN_CHECKPOINT_DIR")):
-            raise ValueError("a directory is required outside a run of clusterrun")
+            raise ValueError("outside a run of clusterrun, a directory is required")
         if keep < 1:
-            raise ValueError(f"keep={keep}: keep at least 1 checkpoint")
+            raise ValueError(f"keep must be at least 1, not {keep}")
         self.directory = Path(os.path.abspath(chosen))
         self._keep = keep
         self._tidying: threading.Thread | None = None

@@ -102,7 +102,7 @@ def comment_text(value: object) -> Quoted:
 def _line(value: object, what: str) -> str:
     text = _text(value)
     if re.search(_NEEDS_ESCAPES, text):
-        raise ValueError(f"a {what} cannot contain {text!r}")
+        raise ValueError(f"a {what} cannot contain control characters or invalid UTF-8: {text!r}")
     return text
 
 

@@ -201,13 +201,13 @@ def read(paths: RunPaths) -> JobRecord:
     try:
         data = files.parse_object(files.read_whole(paths.record))
         if data is None:
-            raise ValueError("it is not an object of JSON")
+            raise ValueError("it is not a JSON object")
         place = {"run_dir": str(paths.root.absolute()), "run_id": paths.root.name}
         return typed.of_schema(JobRecord, {**data, **place}, SCHEMA)
     except (OSError, ValueError) as error:
         owner = other_owner(paths.root)
         access = f"ask its owner, {owner}, for access"
-        hint = access if owner else "choose a run that this version wrote"
+        hint = access if owner else "choose a run that this version of clusterrun wrote"
         raise ClusterrunError(f"cannot read {paths.record}", cause=str(error), hint=hint) from error
 
 
@@ -351,7 +351,7 @@ def _by_job_id(text: str, runs_dirs: Sequence[RunsDir]) -> JobRecord | None:
         found = [record for record in records if record is not None]
         if len(found) > 1:
             raise UsageError(
-                f"{len(found)} jobs have the id {text}, but none in {runs_dirs[0].root}",
+                f"{len(found)} jobs have the id {text}, but none of them is in {runs_dirs[0].root}",
                 hint=tuple(f"choose one by its directory: {each.run_dir}" for each in found[:5]),
             )
         if found:
@@ -412,7 +412,7 @@ def _not_found(message: str, runs_dirs: Sequence[RunsDir]) -> JobNotFoundError:
     for root in (each.root for each in runs_dirs[:1]):  # at most one
         if root.is_dir() and not os.access(root, os.R_OK | os.X_OK):
             text = f"you cannot read {root}, which belongs to {user_name(root.stat().st_uid)}"
-            return JobNotFoundError(text, hint="ask its owner for access, or name a run of yours")
+            return JobNotFoundError(text, hint="ask its owner for access, or name your own run")
     found = (record for runs_dir in runs_dirs for record in list_records(runs_dir, 3))
     newest = heapq.nlargest(3, found, key=lambda record: record.age_key)
     known = ", ".join(f"{record.job_id} ({record.name})" for record in newest)
@@ -462,8 +462,8 @@ def adopted(record: JobRecord) -> JobRecord:
     if home is None:  # only job.json names one, which another user may have written
         word = record.job_id or shlex.quote(record.run_dir)
         raise NotAdoptedError(
-            f"job {word} is on {record.home.host}, but only according to its job.json",
-            hint=f"if this run may use {record.home.python} on {record.home.host}: "
+            f"job {word} is on {record.home.host} according to its job.json, which is not trusted",
+            hint=f"if you trust {record.home.python} on {record.home.host}: "
             f"clusterrun status --adopt {word}",
         )
     return dataclasses.replace(record, home=home)

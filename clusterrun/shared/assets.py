@@ -40,5 +40,5 @@ def _find_directory(name: str) -> Path:
     for parent in (_PACKAGE, _PACKAGE.parent):
         if (parent / name / _FILE_IN[name]).is_file():  # it is ours
             return parent / name
-    hint = "reinstall it in a clone of clusterrun: pip install --force-reinstall ."
+    hint = "reinstall it from a clone of clusterrun: pip install --force-reinstall ."
     raise ClusterrunError(f"this installation of clusterrun has no {name}", hint=hint)

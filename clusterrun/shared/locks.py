@@ -42,7 +42,7 @@ def locked(path: Path, wait_s: float | None = None) -> Iterator[None]:
                 if time.monotonic() >= deadline:
                     holder = os.pread(descriptor, 200, 0).decode(errors="replace")
                     text = f"{holder or 'another process'} holds the lock {path}"
-                    hint = "wait until it ends, or kill it if it is stopped"
+                    hint = "wait until it ends, or kill it if it hangs or is suspended"
                     raise ClusterrunError(text, hint=hint)
                 time.sleep(PAUSE_S)
             # Name the holder, for the error of others. On a full disk it is locked without a name.

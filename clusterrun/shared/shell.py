@@ -106,7 +106,7 @@ def run_once(
             )
         except OSError as error:
             text = f"cannot start {argv[0]}"
-            hint = "run it on a login node of the cluster, or use '--cluster local'"
+            hint = "use a login node of the cluster, or run here with --cluster local"
             raise SchedulerUnreachableError(text, cause=str(error), hint=hint) from error
     return _collect(process, timeout_s, rest_s, most)
 

@@ -20,7 +20,7 @@ class JobId(str):
     def __new__(cls, text: object = "") -> JobId:
         """Check the text."""
         if not isinstance(text, str):
-            raise ValueError(f"a job id is a text, not of type {type(text).__name__}")
+            raise ValueError(f"a job id must be a string, not {type(text).__name__}")
         if re.fullmatch(_FORM, text) is None:
             raise ValueError(f"{text[:40]!r} is not a job id")
         return super().__new__(cls, text)

@@ -45,7 +45,7 @@ def _decoded_object(kind: Any, params: tuple[Any, ...], value: dict[str, Any]) -
     """Convert a JSON object to a mapping or a dataclass; ignore keys that are not its fields."""
     if not hasattr(kind, "__dataclass_fields__"):
         if not issubclass(kind, Mapping):
-            raise ValueError(f"an object is not of type {kind.__name__}")
+            raise ValueError(f"a value is an object, not of type {kind.__name__}")
         return {decoded(params[0], key): decoded(params[1], item) for key, item in value.items()}
     fields = {name: decoded(of, value[name]) for name, of in _fields(kind).items() if name in value}
     try:

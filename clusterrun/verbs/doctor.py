@@ -162,7 +162,7 @@ def _check_packages(job: Subject) -> Finding:
     if facts and (problem := interpreter_problem(job.spec, facts, job.plan.strategy)):
         return bad(name, problem.message, "; ".join(problem.hints), is_sure=job.is_sure)
     if python.version is None or not python.is_known:
-        return skip(name, f"the packages of {python.path or 'the interpreter'} are unknown")
+        return skip(name, f"cannot tell which packages {python.path or 'the interpreter'} has")
     packages = [f"{each} {version}" for each, version in python.packages.items() if version]
     return ok(name, f"{python.path}: Python {dotted(python.version)}, {', '.join(packages)}")
 
@@ -191,7 +191,7 @@ def _check_submission(job: Subject) -> Finding:
     except SchedulerUnreachableError:
         raise
     except ClusterrunError as error:
-        hint = "; ".join(error.hints) or "print the script: clusterrun render"
+        hint = "; ".join(error.hints) or "print the batch script: clusterrun render"
         return fail("slurm.submit", describe(error), hint)
     return ok("slurm.submit", "sbatch accepts the job")
 
@@ -236,7 +236,7 @@ def chosen_checks(job: Subject, only: Sequence[str], without: Sequence[str]) -> 
     for prefix in (*only, *without):
         if not any(name.startswith(prefix) for name in pages()):
             hint = "list them with: clusterrun explain all"
-            raise UsageError(f"no check begins with '{prefix}'", hint=hint)
+            raise UsageError(f"no check has an id that begins with '{prefix}'", hint=hint)
     checks = all_checks(job.needs, job.gpus)
     is_here = job.plan.cluster.scheduler.is_this_machine
     if not is_here:  # a `Lack`: its text says why

@@ -47,7 +47,7 @@ def refuse_elsewhere(found: Sequence[tuple[str, JobRecord]]) -> None:
     if len(hosts) > 1:
         places = ", ".join(name or "this machine" for name in sorted(hosts))
         text = f"the run directories are on several hosts: {places}"
-        raise UsageError(text, hint="pass the jobs of one host")
+        raise UsageError(text, hint="name the jobs of one host at a time")
     home = found[-1][1].home if found else None  # all are on one host
     if home is not None:
         runs = {word: record.home.run_dir for word, record in found if record.home}

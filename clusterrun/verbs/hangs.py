@@ -95,7 +95,7 @@ def add_absent(scanner: Scanner, paths: RunPaths, attempt: int) -> None:
     absent = sorted({*nodes} - timed_out)
     if len(timed_out) < _LEAST_PRESENT * len(absent):
         return  # too many are absent to blame them
-    text = f"{len(timed_out)} of {len(nodes)} ranks timed out in a collective, the others did not"
+    text = f"{len(timed_out)} of {len(nodes)} ranks timed out in a collective; the others did not"
     for rank in absent:
         line = PrintedLine(0, text, NoteSource.AGENT.value, rank=rank, node=nodes[rank])
         scanner.add("hang_rank_missing", Role.EITHER, line)
@@ -111,7 +111,7 @@ def add_leavers(scanner: Scanner, paths: RunPaths, attempt: int) -> None:
     if not 0 < len(leavers) < len(nodes) / 2:
         return
     for rank in leavers[:_MOST_NAMED]:
-        text = f"rank {rank} ended with status 0; others were in a collective with it"
+        text = f"rank {rank} ended with status 0 while others were in a collective"
         line = PrintedLine(0, text, NoteSource.AGENT.value, rank=rank, node=nodes.get(rank, ""))
         scanner.add("collective_desync", Role.EITHER, line)
 
@@ -135,14 +135,14 @@ def _ask(directory: Path) -> Mapping[str, Any]:
     try:
         request = request_look(directory)
     except OSError as error:
-        raise ClusterrunError(f"cannot write in {directory}", cause=str(error)) from error
+        raise ClusterrunError(f"cannot write to {directory}", cause=str(error)) from error
     answer, deadline = answer_path(request), time.monotonic() + ANSWER_S
     try:
         # NFS caches for a minute that a name is missing, but a listing is fresh.
         while answer.name not in os.listdir(directory) or (found := read_json(answer)) is None:
             if time.monotonic() > deadline:
                 text = f"the agents did not answer within {ANSWER_S:.0f} s"
-                hint = "its ranks may not have started, or have ended: clusterrun status"
+                hint = "check whether the job's ranks have started or ended: clusterrun status"
                 raise ClusterrunError(text, hint=hint)
             time.sleep(_POLL_S)
         return found

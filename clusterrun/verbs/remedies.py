@@ -181,7 +181,7 @@ def _longer_time_limit(run: Run) -> list[Advice]:
     left_s = left / progress.rate_per_s
     minutes = math.ceil(left_s * 11 / 10 / 60)  # a tenth more, as in `segments`
     duration = f"{clock(left_s)} at {progress.rate_per_s:.3g} steps/s"
-    text = f"{left:,} steps are left, {duration}; with a tenth for starts and saves"
+    text = f"{left:,} steps are left, {duration}, plus a tenth for starts and saves"
     advice = [Advice(text=text, run=run.resume_command("--time", clock(60 * minutes)))]
     jobs = segments(left_s, run.job.limit_s) if saved and run.job.limit_s else 1
     if jobs > 1:
@@ -220,7 +220,7 @@ def _importable_module(run: Run) -> list[Advice]:
         if (place / package).is_dir() or (place / f"{package}.py").is_file():
             text = f"'{package}' is in {place}; let the job's Python look there"
             return [Advice(text=text, run=run.resume_command("--env", f"PYTHONPATH={place}"))]
-    text = f"install what has '{found[1]}' into the job's environment"
+    text = f"install the package that provides '{found[1]}' into the job's environment"
     install = f"{shlex.quote(run.plan.python)} -m pip install PACKAGE"
     restart = Advice(text="then restart the run", run=run.resume_command())
     return [Advice(text=text, run=install), restart]

@@ -130,7 +130,7 @@ def check(prepared: Prepared) -> str:
     script = prepared.bundle.script
     bash = shell.run(["bash", "-n"], input=script, tries=1)
     if bash.rc != 0:
-        raise ClusterrunError("bash finds an error in the script", cause=bash.stderr.strip())
+        raise ClusterrunError("bash finds an error in the batch script", cause=bash.stderr.strip())
     if not prepared.plan.cluster.scheduler.reads_sbatch:
         return ""
     select.refuse_missing_slurm()

@@ -144,9 +144,9 @@ def refuse_other_world(
     checkpoint: Checkpoint, record: JobRecord, plan: Plan, changes: Sequence[Change] = ()
 ) -> None:
     """Refuse shards saved by another world, strategy or parallel size. Raises UsageError."""
-    sizes = [change for change in changes if change.key in _SIZES]
-    if sizes:
-        text = f"{checkpoint.path.name} was saved with {sizes[0].key} {sizes[0].old or 'not set'}"
+    if size := next((change for change in changes if change.key in _SIZES), None):
+        saved = f"{checkpoint.path.name} was saved with {size.key} {size.old or 'not set'}"
+        text = f"{saved}; its shards can't be read with {size.key} {size.new or 'not set'}"
         raise UsageError(text, hint="keep the parallel sizes, or start over with --from scratch")
     saved_by = str(checkpoint.settings.get("strategy") or record.strategy)
     sharded = {strategy.value for strategy in Strategy if strategy.stage > 0}
@@ -155,7 +155,7 @@ def refuse_other_world(
     if not has_shards or (is_same_size and saved_by == plan.strategy.value):
         return
     saved = f"{checkpoint.path.name} was saved by {checkpoint.world_size} ranks with {saved_by}"
-    text = f"{saved}; its shards can't be read by {plan.world_size} with {plan.strategy.value}"
+    text = f"{saved}; it can't be read by {plan.world_size} ranks with {plan.strategy.value}"
     raise UsageError(text, hint="keep nodes, ranks and strategy, or start over with --from scratch")
 
 
@@ -196,7 +196,7 @@ def resume_prepared(resumption: Resumption) -> JobRecord:
 
             record = remember(paths, submission.job_id, resumed)
     except OSError as error:
-        raise ClusterrunError(f"cannot write in {paths.root}", cause=str(error)) from error
+        raise ClusterrunError(f"cannot write to {paths.root}", cause=str(error)) from error
     return record
 
 

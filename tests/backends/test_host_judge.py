@@ -47,12 +47,12 @@ def host(**more: Any) -> dict[str, Any]:
     return {**found, "gpus": {"all": [gpu("0"), gpu("1")]}, **more}
 
 
-FULL = {"id": "path.disk", "status": "fail", "text": "only 1 MiB are free for /r", "hint": "delete"}
+FULL = {"id": "path.disk", "status": "fail", "text": "only 1 MiB are free in /r", "hint": "delete"}
 CASES = [
     (host(versions={**VERSIONS, "torch": ""}), "host.packages", "/py has no torch"),
     (host(missing=["/w/t.py"]), "host.files", "/w/t.py does not exist"),
     (host(late=["missing"]), "host.files", "a file system does not answer"),
-    (host(checks=[FULL]), "host.disk", "only 1 MiB are free for /r"),
+    (host(checks=[FULL]), "host.disk", "only 1 MiB are free in /r"),
     (host(gpus={"all": [gpu("0")]}), "host.gpus", "1 of 1 GPU can be used, but 2 are needed"),
     (host(gpus={"problem": "no driver", "all": []}), "host.gpus", "needed; no driver"),
     (host(late=["gpus"], gpus={}), "host.gpus", "NVIDIA's driver does not answer"),

@@ -105,7 +105,7 @@ def test_an_endless_answer_is_cut(monkeypatch: pytest.MonkeyPatch, runs: RunsDir
     monkeypatch.setattr(homes, "ssh", lambda *_: argv)
     monkeypatch.setattr(homes, "ANSWER_BYTES", 1000)
     (found,) = homes.ask([make(runs, "H7", "gpu1")])
-    assert "clusterrun does not run on gpu1" in str(found.error)
+    assert "clusterrun does not start on gpu1" in str(found.error)
 
 
 PLACE = {"is_here": True}

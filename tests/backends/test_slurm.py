@@ -384,7 +384,7 @@ def test_in_a_chain_the_next_job_waits_already_until_all_are_used(
     record.write(made)
     done = successor(made)
     assert (done.returncode, login.calls("sbatch")) == (1, [])
-    assert done.stderr == "this was the last of 3 jobs of the chain\n"
+    assert done.stderr == "this was the last of the chain's 3 jobs\n"
     record.write(dataclasses.replace(made, chained_job_ids=("60", "61")))
     done = successor(made, "node2")
     assert (done.returncode, done.stdout, login.calls("sbatch")) == (0, "60\n", [])

@@ -147,7 +147,7 @@ def test_a_changed_file_makes_another_copy_and_the_last_ones_are_kept(node: Node
     assert pack.path == str(packs[-1])  # bytecode does not count
     assert os.path.getsize(pack.path) == pack.size > 5
     packs[-1].parent.chmod(0o770)
-    with pytest.raises(ClusterrunError, match="is not a private directory of this user"):
+    with pytest.raises(ClusterrunError, match="must be your own directory, with mode 700"):
         node.prepare()
 
 
@@ -249,7 +249,7 @@ def test_copies_go_to_a_disk_of_the_node(tmp_path: Path, monkeypatch: pytest.Mon
     assert stage.node_directory(given, {}) == f"{tmp_path}/clusterrun-stage-{os.getuid()}"
     monkeypatch.setattr(stage, "file_system", lambda _: "tmpfs")
     assert stage.node_directory(given, {}).startswith(str(tmp_path))
-    with pytest.raises(ClusterrunError, match=f"{tmp_path} is on tmpfs; .*launch.stage_dir$"):
+    with pytest.raises(ClusterrunError, match=f"{tmp_path} is on tmpfs; set launch.stage_dir to "):
         stage.node_directory(on_slurm(), {"TMPDIR": str(tmp_path)})
     monkeypatch.setattr(stage, "file_system", lambda _: "nfs4")
     with pytest.raises(ClusterrunError, match=f"{tmp_path} is on nfs4"):

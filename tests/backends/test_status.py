@@ -268,7 +268,7 @@ def test_reasons_are_put_in_plain_words() -> None:
         ("AReasonOf2031", "AReasonOf2031", None),
         ("QOSMaxCpuPerJobLimit", f"requests more CPUs per job than the QOS {allows}", False),
         ("AssocMaxMemPerNode", f"requests more memory per node than the account {allows}", False),
-        (account, "the account may not use this partition", False),
+        (account, "this partition rejects the account", False),
         ("JobHeldUser", "held by you; release it: scontrol release 7", False),
         ("", "the scheduler has not considered it yet", True),
     ]

@@ -69,7 +69,7 @@ def test_a_file_that_is_missing_is_named(here: CommandLine) -> None:
         (
             "--env HF_TOKEN=hf_abcdefghijklmnop1234 train.py",
             "--env: HF_TOKEN looks like a secret and would be written to the run directory",
-            "set it in your shell and write pass_env: [HF_TOKEN]; its value is not stored",
+            "export it in your shell and write pass_env: [HF_TOKEN]; its value is not stored",
         ),
     ):
         said = refused(here, *LOCAL, *words.split())
@@ -82,7 +82,7 @@ def test_a_file_that_is_missing_is_named(here: CommandLine) -> None:
         (
             b"\x7fELF\0\0",
             "'t.py' is not a Python script: it is a binary file",
-            "name the Python file",
+            "name the Python training script",
         ),
         (b"#!/bin/bash\n", "'t.py' is not a Python script: it begins with #!/bin/bash", "name the"),
         (b"x = 1\nif x\n", "t.py:2: expected ':' (SyntaxError)", "correct this line: if x"),

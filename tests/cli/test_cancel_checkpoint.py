@@ -123,7 +123,7 @@ def test_what_keeps_the_ranks_from_saving_is_told_once(here: CommandLine) -> Non
     events(root, {"type": "interrupted", "reason": "cancel", "heard": False})
     said = here("cancel", "--checkpoint", "--timeout", "90s", "4711").err
     wait = (
-        "  note: ranks that are still starting save at their first call\n"
+        "  note: ranks that are still starting save when they first call it\n"
         "  note: without such a call, the job ends after 00:01:30 (--timeout)\n"
     )
     assert said.count(f"{UNHEARD}\n{wait}  note: to end it now, run: clusterrun cancel 4711\n") == 1

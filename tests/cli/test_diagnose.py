@@ -167,7 +167,7 @@ def test_what_is_not_confirmed_reads_so(here: CommandLine) -> None:
     assert (verdict["class"], verdict["status"]) == ("host_oom", "unconfirmed")
     assert (verdict["ranks"], verdict["nodes"]) == ("2", ["node18"])
     done = here("diagnose").out
-    assert "cause      perhaps: A process was killed" in done
+    assert "cause      perhaps: The node or the job ran out of" in done
     assert "           a new attempt may succeed\n" in done
 
 
@@ -259,7 +259,7 @@ def test_without_slurm_the_logs_still_answer(here: CommandLine) -> None:
     here.program("squeue", "echo 'squeue: error: Unable to contact slurm controller' >&2; exit 1")
     done = here("diagnose")
     assert done.code == 5
-    assert "Slurm's own state of the job is missing" in done.err
+    assert "the job's state in Slurm is unknown" in done.err
     outcome(root, cause=Cause.SIGNAL, node="node18", rank=2, signal=11, message="SIGSEGV")
     assert here("diagnose").code == 3
 

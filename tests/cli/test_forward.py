@@ -266,9 +266,9 @@ def test_a_project_names_no_host_and_no_program_until_the_user_trusts_it(here: H
     config.write_text("hosts: [gpu1]\nlaunch: {python: ./own}\n")
     code, out, err = here("list")
     assert (code, out.splitlines()[1].split()[:3]) == (0, ["H1", "demo", "UNKNOWN"])
-    hint = f"if this run may use {sys.executable} on gpu1: clusterrun status --adopt H1"
+    hint = f"if you trust {sys.executable} on gpu1: clusterrun status --adopt H1"
     assert "job H1 is on gpu1" in out
-    assert f"but only according to its job.json; {hint}" in err
+    assert f"according to its job.json, which is not trusted; {hint}" in err
     for verb in ("status", "logs", "diagnose", "cancel", "resume"):
         code, out, err = here(verb, "H1")
         assert (code, out) == (Exit.FAILED, ""), err

@@ -381,7 +381,7 @@ def test_a_bar_of_rank_0_is_shown_as_what_it_is(here: CommandLine, root: Path) -
     assert "output     last written 00:00:05 ago\n" in out
     listed = here("list")
     assert f"50/100{READ_MARK} 2 it/s, 00:00:25 left" in listed.out
-    assert "note: * was read from the output" in listed.err
+    assert "note: progress marked * was read from the output" in listed.err
     told = json.loads(here("status", "4711", "--json").out)["progress"]
     assert {told.pop("reported")} != {None}
     assert 5 <= told.pop("last_output_s") < 5 + 60

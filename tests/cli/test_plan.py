@@ -157,7 +157,7 @@ REFUSED = (
     ("--model gpt2 --samples 200 --micro-batch 256", "effective batch 256 is larger", "--micro-b"),
     (
         "--model gpt2 --effective-batch 100 --micro-batch 3",
-        "an effective batch of 100 is not a multiple of 3 samples per pass",
+        "effective batch 100 is not a multiple of micro-batch x data-parallel ranks (3)",
         "use 99, change --micro-batch, or let --recommend",
     ),
     (
@@ -173,7 +173,7 @@ REFUSED = (
     ("--model config.json", "cannot read", "Expecting property name"),
     ("--model gpt2 --epochs 1e308", "--epochs must be at most 1000000, not 1e+308", "leave it out"),
     ("--model gpt2 --gpu-mem 24", "--gpu-mem is only 24 bytes", "24GiB"),
-    ("--model gpt2 --deepspeed-config x", "plan cannot read your own accelerate", "-"),
+    ("--model gpt2 --deepspeed-config x", "plan cannot evaluate your own accelerate", "-"),
     ("--model gpt2 --strategy none -N 2", "strategy none runs one", "ddp"),
     ("--model gpt2 --device cpu --strategy fsdp", "fsdp needs GPUs", "zero2"),
     ("--model gpt2 --device cpu --mixed-precision fp16", "fp16 needs a GPU", "bf16"),
@@ -183,7 +183,7 @@ REFUSED = (
         "bitsandbytes can't quantize experts",
         "leave out --load-in-4bit",
     ),
-    ("--model gpt2 --gpus-per-node 2 --nproc-per-node 4", "4 ranks of a node cannot", "--nproc-p"),
+    ("--model gpt2 --gpus-per-node 2 --nproc-per-node 4", "4 ranks per node cannot", "--nproc-p"),
     ("--active-params 3B", "--active-params needs --params", "--params"),
     ("--model gpt2 --recommend --what-if nodes", "--recommend, --what-if", "one"),
     (
@@ -200,7 +200,7 @@ REFUSED = (
         "a recommendation needs the sizes of the act",
         "shape",
     ),
-    (f"{EXPERTS} --gpu h100-80g --lora 8", "the size of LoRA's adapters depends", "--hidden"),
+    (f"{EXPERTS} --gpu h100-80g --lora 8", "LoRA's adapters can't be sized", "--hidden"),
     (
         f"{LLAMA} --gpu h100-80g --strategy fsdp --set launch.tensor_parallel=16",
         "launch.tensor_parallel 16 does not divide the 8 key-value heads",
@@ -208,8 +208,8 @@ REFUSED = (
     ),
     (
         f"{LLAMA} --gpu h100-80g --effective-batch 64 --set launch.context_parallel=3 --recommend",
-        "no strategy supports these parallel sizes",
-        "sizes",
+        "no strategy supports the parallel sizes",
+        "change launch.*_parallel",
     ),
 )
 
@@ -555,7 +555,7 @@ def project(here: CommandLine) -> Path:
 
 def test_submit_says_what_plan_says_no_to(here: CommandLine, project: Path) -> None:
     no = "note: no estimate was made: "
-    own = "plan cannot read your own accelerate or DeepSpeed file"
+    own = "plan cannot evaluate your own accelerate or DeepSpeed file"
     for words, note in {
         "": r"note: memory of a GPU: [0-9.]+ GiB estimated, 79.6 available; run clusterrun plan",
         "--set training.model=gone": f"{no}'gone' is not a known model.*",
@@ -594,4 +594,4 @@ def test_a_yaml_that_may_say_anything_is_not_estimated(here: CommandLine) -> Non
     words = f"--cluster slurm --accelerate-config acc.yaml {LLAMA}"
     (here.path / "acc.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: 8\n")
     for more in ("", "--recommend"):
-        assert "error: plan cannot read your own" in asked(here, words, more).err
+        assert "error: plan cannot evaluate your own" in asked(here, words, more).err

@@ -120,6 +120,6 @@ def test_a_removal_asks_and_is_finished_by_the_next(
         patch.setattr("click.confirm", lambda *_, **__: True)
         patch.setattr("shutil.rmtree", lambda _: os.unlink("/proc/none"))
         said = here("prune")
-    assert (said.code, said.err[:23]) == (1, "error: cannot remove al")
+    assert (said.code, said.err[:23]) == (1, "error: not all runs wer")
     assert (ids(here), here("prune").out) == ([], "no old runs\n")
     assert here.files() == ["runs", "runs/by-job", "train.py"]

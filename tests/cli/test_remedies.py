@@ -110,7 +110,7 @@ def test_the_time_limit_fits_the_steps_that_are_left(here: CommandLine) -> None:
     events(root, *steps)
     checkpoint(root, 2800, world=4)
     assert proposed(here, root, state="TIMEOUT", is_saved=False)[1:] == [
-        "7,200 steps are left, 02:00:00 at 1 steps/s; with a tenth for starts and saves: "
+        "7,200 steps are left, 02:00:00 at 1 steps/s, plus a tenth for starts and saves: "
         "clusterrun resume 4711 --time 02:12:00",
         "or keep the limit and let 3 jobs run one after another: "
         "clusterrun resume 4711 --on-interrupt successor",
@@ -141,7 +141,7 @@ RAISED = 'Traceback (most recent call last):\n  File "train.py", line 5, in f\n'
     [
         (
             RAISED + "ValueError: bad sample",
-            "line above, then start the run again: clusterrun resume 4711{}",
+            "or its arguments, then start the run again: clusterrun resume 4711{}",
         ),
         (RAISED + UNUSED, "script accepts: clusterrun resume 4711{} -- ARGS"),
         ("op.preamble.length <= op.nbytes. 12 vs 4", "resume 4711{} --env TORCH_DISTRIBUTED_DEBUG"),

@@ -94,7 +94,7 @@ def test_check_on_this_machine_asks_bash(here: CommandLine) -> None:
     (here.path / "templates" / "job.sbatch.j2").write_text("#!/bin/bash\nif true; then\n")
     said = here("render", "--cluster", "local", "--check")
     assert (said.code, said.out) == (1, "")
-    assert "error: bash finds an error in the script" in said.err
+    assert "error: bash finds an error in the batch script" in said.err
 
 
 def test_templates_of_project_user_and_site_win_in_this_order(

@@ -319,10 +319,10 @@ def test_shards_of_another_world_are_refused(here: CommandLine) -> None:
     assert (said.code, here.asked("sbatch")) == (2, [])
     assert said.err.startswith(
         "error: step-00000100 was saved by 2 ranks with zero2; "
-        "its shards can't be read by 3 with zero2\n"
+        "it can't be read by 3 ranks with zero2\n"
     )
     said = here("resume", "4711", "--strategy", "ddp")
-    assert "saved by 2 ranks with zero2; its shards can't be read by 2 with ddp" in said.err
+    assert "saved by 2 ranks with zero2; it can't be read by 2 ranks with ddp" in said.err
     assert here("resume", "4711", "-N", "3", "--from", "scratch").code == 0
     assert record_of(root).nodes == 3
 
@@ -331,7 +331,7 @@ def test_shards_of_other_parallel_sizes_are_refused(here: CommandLine) -> None:
     failed(here, "-N2", "--gpus-per-node", "4", "--strategy", "fsdp", "train.py")
     said = here("resume", "4711", "--set", "launch.tensor_parallel=4", "--exclude-bad")
     assert (said.code, here.asked("sbatch")) == (2, [])
-    assert "step-00000100 was saved with launch.tensor_parallel not set" in said.err
+    assert "step-00000100 was saved with launch.tensor_parallel not set; its shards" in said.err
 
 
 def test_nodes_with_evidence_against_them_are_left_out(here: CommandLine) -> None:
@@ -385,7 +385,7 @@ def test_a_run_that_cannot_be_written_is_told(here: CommandLine) -> None:
     (root / "attempts/1/config").write_text("in the way")
     said = here("resume", "4711", "--time", "60")
     assert (said.code, here.asked("sbatch")) == (1, [])
-    assert said.err.splitlines()[-1].startswith(f"error: cannot write in {root}")
+    assert said.err.splitlines()[-1].startswith(f"error: cannot write to {root}")
 
 
 def test_resubmit_makes_a_new_run_of_the_frozen_configuration(here: CommandLine) -> None:

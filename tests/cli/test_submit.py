@@ -159,7 +159,7 @@ def test_options_that_exclude_each_other(here: CommandLine) -> None:
     for options, message in (
         (("--json", "--parsable"), "--json and --parsable cannot be combined"),
         (("--json", "--follow"), "--json and --follow cannot be combined"),
-        (("--parsable", "--dry-run"), "--dry-run submits no job"),
+        (("--parsable", "--dry-run"), "with --dry-run, --parsable has no job id"),
     ):
         said = here("submit", *options, "train.py")
         assert (said.code, f"error: {message}" in said.err) == (2, True), options

@@ -36,7 +36,7 @@ RULES = [
     ("main_process_port", ("65536",), "{0} must be at most 65535, not {1}", DEFAULT),
     ("stage_dir", ("local", "~/x", "/x/$USER"), "{0} must be an absolute path, not '{1}'", DISK),
     ("port_range", ("80-90", "20000", "2000-1000", "20000-70000", "1-2-3"),
-     "{0} {1} is not a range of ports", PORTS),
+     "{0} {1} is not a valid range of ports", PORTS),
     ("name", ("a/b", "..", "by-job"), "{0} cannot be the name of a run directory: '{1}'", NAME),
 ]  # fmt: skip
 BAD = [

@@ -148,7 +148,7 @@ def test_lora_freezes_the_weights_in_half_precision() -> None:
 
 def test_lora_of_a_model_without_shape_says_what_is_missing() -> None:
     setup = _setup(Strategy.DDP, model=from_numbers(Model(name="", params=10**9)), lora=8)
-    with pytest.raises(UsageError, match="LoRA's adapters depends on the model's shape"):
+    with pytest.raises(UsageError, match="adapters can't be sized without the model's shape"):
         memory.gpu_terms(setup)
 
 

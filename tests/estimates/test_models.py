@@ -93,7 +93,7 @@ def test_a_shape_alone_is_counted_as_llamas_unless_its_gates_would_not_fit() -> 
 
 def test_numbers_that_contradict_each_other_are_refused() -> None:
     for numbers, message in [
-        ({"params": 10**6, "hidden": 4096, "layers": 32, "heads": 32, "ffn": 14336}, "more than"),
+        ({"params": 10**6, "hidden": 4096, "layers": 32, "heads": 32, "ffn": 14336}, "more param"),
         ({"params": 10, "active_params": 20}, "--active-params 20 is more than --params 10"),
     ]:
         with pytest.raises(UsageError, match=message):

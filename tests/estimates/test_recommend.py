@@ -249,7 +249,7 @@ def test_what_a_plan_should_be_read_with_is_a_note() -> None:
     known = ask(samples=29_500)
     few = replace(known.setup, nodes=1, micro_batch=4, accumulation=1)
     assert estimate(replace(known, setup=few)).notes == (
-        "29,500 samples are not divisible by 32; accelerate repeats 4 in the last step of an epoch",
+        "29,500 samples do not fill batches of 32; accelerate repeats 4 in each epoch's last step",
     )
     for gated, like in ((True, "Llama"), (False, "GPT-2")):  # a family that was not measured
         model = replace(BUILT_IN["llama-3.1-8b"], family="x", gated=gated)

@@ -207,7 +207,7 @@ def test_a_precision_beside_a_json_that_says_another_is_refused(here: CommandLin
     words = f"{GPUS} 4 --deepspeed-config ds.json --mixed-precision fp16 train.py"
     said = here("render", *words.split())
     assert said.code == 2
-    assert "ds.json has bf16" in said.err
+    assert "but ds.json allows 'bf16'" in said.err
 
 
 def test_an_accelerate_yaml_for_cpus_is_refused_with_the_way_to_write_it(here: CommandLine) -> None:

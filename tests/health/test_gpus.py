@@ -90,7 +90,7 @@ def test_healthy_gpus(driver: StandIn) -> None:
             {"gpu0_used": 40_000},
         ),
         ("gpu.xid", "fail", "dmesg", "GPU 1: the driver asks for a reboot", {"gpu1_recovery": 2}),
-        ("gpu.xid", "note", "dmesg", "for a reset when its jobs", {"gpu1_recovery": 4}),
+        ("gpu.xid", "note", "dmesg", "for a reset after its jobs", {"gpu1_recovery": 4}),
     ],
 )
 def test_one_thing_is_broken(

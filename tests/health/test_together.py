@@ -82,7 +82,7 @@ SILENT = "no report within 12 s: the node is stuck or very busy, or the job does
         ("", "", False, SILENT, "look at the node: scontrol show node n2; leave the node out"),
         ("", "a setup line exited", False, "a setup line exited", "correct this, or leave the nod"),
         ("n2", "", False, "Slurm could not start the job's script on the", "look at the node: sc"),
-        ("", "", True, "no report, but the node reached the first node", "choose a directory"),
+        ("", "", True, "the node reached the first node, but its report", "set --run-dir to a dir"),
     ],
 )
 def test_a_node_without_report(

@@ -131,7 +131,7 @@ def test_harmful_settings_are_refused() -> None:
         ({"env": {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}}, "hang of all"),
         ({"env": {"UID": "7"}}, "bash does not let UID be set"),
         ({"network_env": {"NCCL_ASYNC_ERROR_HANDLING": "0"}}, "hang of all"),
-        ({"network_env": {"NCCL_SOCKET_IFNAME": "^docker0"}}, "allows the loopback interface"),
+        ({"network_env": {"NCCL_SOCKET_IFNAME": "^docker0"}}, "exclude the loopback interface"),
         ({"pass_env": ("A=1",)}, "is not a variable name"),
         ({"pass_env": ("A",), "env": {"A": "1"}}, "both set and passed"),
     ]

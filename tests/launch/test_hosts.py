@@ -58,9 +58,9 @@ def test_every_form_of_a_hostfile_is_read() -> None:
 
 def test_a_bad_line_of_a_hostfile_is_named() -> None:
     for text, line, words in [
-        ("gpu1\ngpu2 slots=many\n", "hosts.txt:2", "not a host with its slots"),
-        ("gpu1 slots=0", "hosts.txt:1", "not a host with its slots"),
-        ("gpu1 4", "hosts.txt:1", "not a host with its slots"),
+        ("gpu1\ngpu2 slots=many\n", "hosts.txt:2", "not a valid hostfile line"),
+        ("gpu1 slots=0", "hosts.txt:1", "not a valid hostfile line"),
+        ("gpu1 4", "hosts.txt:1", "not a valid hostfile line"),
         ("gpu1\n# fine\n-oProxyCommand=x\n", "hosts.txt:3", "not a host"),
         ("gpu1:99999", "hosts.txt:1", "not a host"),
         ("gpu[3-1]", "hosts.txt:1", "runs backwards"),

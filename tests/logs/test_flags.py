@@ -102,7 +102,7 @@ MISTAKES = (
     (["--attempt", "-1"], "job L1 has no attempt -1"),
     (["--rank", "9000"], "rank 9000 does not exist; job L1 has ranks 0-15"),
     (["--follow", "--until", "1h"], "--follow and --until cannot be combined"),
-    (["--node", "n7"], "no log of n7\n  hint: choose from n[1-2]\n"),
+    (["--node", "n7"], "no log from n7\n  hint: choose from n[1-2]\n"),
     (["--rank", "16"], "rank 16 does not exist; job L1 has ranks 0-15\n"),
     (["--rank", "x"], "'x' is not a rank\n"),
     (["--rank", ""], "'' is not a rank\n"),

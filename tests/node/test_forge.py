@@ -248,7 +248,7 @@ def test_a_module_of_the_project_is_found_before_a_preloaded_one(
     (job.paths.root.parents[2] / "ready.py").write_text("")
     job.start(PYTHONPATH=lib(tmp_path, "ready", ready=""))
     assert job.wait() == [0], job.text() + job.errors()
-    why = "modules of the project have the names of installed ones: ready; hint: rename them"
+    why = "modules of the project have the same names as installed ones: ready; hint: rename them"
     assert f"{FRESH}{why}" in job.errors()
     assert str(job.paths.root.parents[2] / "ready.py") in job.text()
 

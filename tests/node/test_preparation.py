@@ -83,7 +83,7 @@ def test_the_first_nodes_gpus_decide_the_precision_for_all_unless_the_user_has()
 def test_a_port_of_the_users_choice_is_taken_or_refused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(NodeError, match=f"n0: port {port}: no port is free") as caught:
+        with pytest.raises(NodeError, match=f"n0: port {port} is not free for") as caught:
             rendezvous_port(attempt(main_process_port=port))
     assert caught.value.code == 121
     assert rendezvous_port(attempt(main_process_port=port)) == port

@@ -275,7 +275,7 @@ def test_a_step_is_a_whole_number_of_any_kind(store: Checkpoints, tmp_path: Path
     assert found.step == events(tmp_path)[0]["step"] == 7
     with pytest.raises(TypeError, match="float"):
         store.save(8.0, weights)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="keep=0"):
+    with pytest.raises(ValueError, match="keep must be at least 1, not 0"):
         Checkpoints(tmp_path, keep=0)
 
 
@@ -294,7 +294,7 @@ def test_ranks_that_have_not_joined_each_other_save_nothing(
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ClusterrunError, match="has not joined the 2 ranks with which"):
         store.save(1, weights)
-    with pytest.raises(ValueError, match="a directory is required outside a run of clusterrun"):
+    with pytest.raises(ValueError, match="outside a run of clusterrun, a directory is required"):
         Checkpoints()
 
 

@@ -145,7 +145,7 @@ def test_a_trainer_of_another_training_is_refused_unless_it_is_overridden(
     assert found is not None
     assert found.overrides == ({"step": 6, "settings": {"effective_batch": [2, 4]}},)
     args.save_only_model = True
-    with pytest.raises(ClusterrunError, match=r"leaves out optimizer, .*turn it off, or"):
+    with pytest.raises(ClusterrunError, match=r"saves no optimizer state, .*turn it off, or"):
         CheckpointCallback().on_train_begin(args, SimpleNamespace(global_step=0), None)
 
 

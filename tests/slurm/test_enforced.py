@@ -47,7 +47,7 @@ def test_a_rank_that_the_kernel_kills(here: Project, strict: Cluster) -> None:
     assert any("may use 1 GiB" in each["text"] for each in found["evidence"])
     short = f"host_oom, rank {VICTIM} on {strict.nodes[1]}"
     assert short in here.ok("status", job_id)
-    assert "memory of the node or of the job was full" in here.ok("list")
+    assert "The node or the job ran out of host memory" in here.ok("list")
 
 
 def test_an_account_that_is_not_registered(here: Project, strict: Cluster) -> None:

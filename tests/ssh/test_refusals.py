@@ -41,7 +41,7 @@ def test_logins_that_fail_are_named(hosts: Hosts) -> None:
             "h2,h1": (5, f"h2: {NO_KEY}"),
             "h1,h3": (5, f"h1 cannot log in to h3: {CHANGED}"),
             "h1,h4": (5, f"h1 cannot log in to h4: {DENIED}"),
-            "h1,gpu1": (2, "gpu1: the same machine as h1"),
+            "h1,gpu1": (2, "gpu1 is the same machine as h1"),
         },
     )
 

@@ -248,7 +248,7 @@ class HostsHost(LocalHost):
         link.gpus = tuple(locked["gpus"]) if link.facts["gpus"].get("all") else ()
         if locked["twice"]:  # this job has locked the machine already, under another name
             other = next(each for each in self.links if _machine(each) == _machine(link))
-            text = f"{link.name}: the same machine as {other.name}"
+            text = f"{link.name} is the same machine as {other.name}"
             raise UsageError(text, hint="name each machine once in the list of hosts")
         if len(locked["gpus"]) < needed:
             busy = locked["busy"].items()

@@ -108,11 +108,11 @@ def _ask_host(host: str, python: str, run_dirs: Sequence[str]) -> list[Any]:
         (line,) = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
         answers: list[Any] = decoded(list[Any], json.loads(line.removeprefix(MARK)))
         if len(answers) != len(run_dirs):
-            raise ValueError("an unexpected number of runs")
+            raise ValueError("the answer has an unexpected number of runs")
     except (ValueError, RecursionError) as error:
-        text = f"clusterrun does not run on {host}, or has a different version"
+        text = f"clusterrun does not start on {host}, or its version differs"
         cause = (done.stderr.strip().splitlines() or [str(error)])[-1]
-        hint = f"check clusterrun in the job's Python there: {python}"
+        hint = f"check on {host}: {python} -m clusterrun --version"
         raise ClusterrunError(text, cause=cause, hint=hint) from error
     return answers
 

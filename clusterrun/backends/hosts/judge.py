@@ -43,7 +43,7 @@ def error_of(findings: Iterable[Finding]) -> SubmissionError:
 
 def unwritten(host: str, error: Exception) -> SubmissionError:
     """Return the error for a host that cannot write the run directory or its files."""
-    return SubmissionError(f"{host}: cannot write the run", cause=describe(error), hint=ELSEWHERE)
+    return SubmissionError(f"{host}: cannot write run files", cause=describe(error), hint=ELSEWHERE)
 
 
 def busy(host: str, gpu: str, holder: str) -> Finding:
@@ -55,7 +55,7 @@ def busy(host: str, gpu: str, holder: str) -> Finding:
 def closed_port(host: str, to: str, port: int, reason: str) -> Finding:
     """Explain that a host does not reach a port of another."""
     text = f"port {port} of {to} cannot be reached ({reason})"
-    fix = "open ports between the hosts, and pass them: --set network.port_range=LOW-HIGH"
+    fix = "open a range of ports between the hosts, and pass it: --set network.port_range=LOW-HIGH"
     return replace(fail("host.ports", text, fix), nodes=(host,))
 
 
@@ -93,7 +93,7 @@ def _clock(ahead_s: float, first: str) -> Iterator[Finding]:
     """Yield a failure if the host's clock is far from that of the first host."""
     if abs(ahead_s) > CLOCK_S:
         text = f"its clock is {abs(ahead_s):.0f} s {'ahead of' if ahead_s > 0 else 'behind'}"
-        fix = "set the clock of the host with chronyc makestep or timedatectl"
+        fix = "synchronize the host's clock: chronyc makestep, or timedatectl set-ntp true"
         yield fail("host.clock", f"{text} that of {first}", fix)
 
 
@@ -110,7 +110,7 @@ def _gpus(plan: Plan, facts: Facts) -> Iterator[Finding]:
     elif "unknown" not in answer and free < needed:
         text = f"{free} of {count(len(known), 'GPU')} can be used, but {needed} are needed"
         why = "; ".join(filter(None, [text, answer.get("problem", ""), *bad]))
-        fix = "lower --gpus-per-node, end what uses the GPUs, or leave the host out"
+        fix = "lower --gpus-per-node, end the processes on the GPUs, or leave the host out"
         yield fail("host.gpus", why, fix)
 
 

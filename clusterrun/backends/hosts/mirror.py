@@ -65,7 +65,7 @@ class Receiver:
         """Write bytes from offset `at`, or a whole file of time `at`. Raises ClusterrunError."""
         is_growing, path = self._is_growing_by_name(), self.root / name
         if name not in is_growing:  # a host may write only its own files
-            raise ClusterrunError(f"it sent {name!r}, which is none of its own files")
+            raise ClusterrunError(f"it sent {name!r}, which is not one of its own files")
         if time.monotonic() < self._retry_at:
             return  # the disk is full, and no file may get ahead of the log that it points into
         try:

@@ -80,7 +80,7 @@ def check_paths(project: Project, entry: Sequence[str]) -> list[str]:
         if os.path.isabs(path) and is_outside:
             notes.append(f"{what}: {path} is not copied; every host must have it")
         elif os.path.isabs(path):
-            hint = f"write {inside}, since the job runs in a copy of the project"
+            hint = f"use the relative path {inside}: the job runs in a copy of the project"
             raise UsageError(f"{what}: {path} exists only on this machine", hint=hint)
         elif not is_copied:
             hint = "name a path that every host has, or one in the project that git does not ignore"
@@ -198,7 +198,7 @@ def pack(project: Project) -> BinaryIO:
                 tar.add(project.root / name, name, recursive=False)
             except OSError as error:  # also: shorter than it was when it was opened
                 text, cause = f"cannot copy {name}", error.strerror or str(error)
-                hint = "submit again if the file is being written, else check its permissions"
+                hint = "submit again once the file is complete, or check its permissions"
                 raise ClusterrunError(text, cause=cause, hint=hint) from error
     stream.seek(0)  # this also writes what is still in the buffer
     return stream

@@ -198,7 +198,7 @@ def parse_submission(stdout: str) -> Submission:
     """
     match = re.match(r"([0-9]+)(?:;(\S+))?\Z", stdout.strip())
     if match is None:
-        raise NoJobIdError("sbatch printed no plain job id", cause=stdout.strip() or None)
+        raise NoJobIdError("sbatch's output is not a plain job id", cause=stdout.strip() or None)
     return Submission(job_id=JobId(match[1]), slurm_cluster=match[2])
 
 
@@ -227,7 +227,7 @@ def submit_successor(
     exclude = fold_hosts([*(parse_hostlist(planned) if planned else ()), *nodes])
     if record.chain_length:
         if not record.chained_job_ids:
-            raise ClusterrunError(f"this was the last of {record.chain_length} jobs of the chain")
+            raise ClusterrunError(f"this was the last of the chain's {record.chain_length} jobs")
         job_id = record.chained_job_ids[0]
         if exclude:
             backend.scontrol("update", f"JobId={job_id}", f"ExcNodeList={exclude}")

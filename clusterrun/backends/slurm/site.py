@@ -249,7 +249,7 @@ def nodes(plan: Plan) -> Finding:
     every, out = _hosts(groups), _hosts(group for group in groups if group.use is Use.OUT)
     names, hint = ",".join(here), f"read the reasons: sinfo -R -p {','.join(here)}"
     if not out:
-        return ok(name, f"no node of {names} is down or drained (of {len(every)})")
+        return ok(name, f"0 of {count(len(every), 'node')} in {names} are down or drained")
     left = max(len(_hosts(each) - out) for each in here.values())
     text = f"{len(out)} of {count(len(every), 'node')} are down or drained: {_reasons(groups)}"
     if left < wanted <= len(every):  # `limits` reports a partition that is too small

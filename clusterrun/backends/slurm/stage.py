@@ -112,7 +112,7 @@ def node_directory(plan: Plan, environ: Mapping[str, str]) -> str:
     # A copy in memory would take it from later jobs, so a user must name that directory.
     if kind not in LOCAL or (kind in ("tmpfs", "ramfs") and not plan.stage_dir):
         where = f"{place} is on {kind or 'an unknown file system'}"
-        raise ClusterrunError(f"{where}; name a directory on the nodes' disks: launch.stage_dir")
+        raise ClusterrunError(f"{where}; set launch.stage_dir to a directory on the nodes' disks")
     return f"{place}/clusterrun-stage-{os.getuid()}"
 
 
@@ -148,7 +148,7 @@ def ensure_pack(cache: Path, prefix: Path) -> Pack:
     status = cache.lstat()  # other users may also write to the directory that it is in
     is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
     if not is_own or status.st_mode & 0o077:
-        raise ClusterrunError(f"{cache} is not a private directory of this user")
+        raise ClusterrunError(f"{cache} must be your own directory, with mode 700")
     key = key_of(prefix)
     path, record = cache / f"{key}.tar", cache / f"{key}.json"
     with locked(cache / "lock", PACK_S):

@@ -28,7 +28,7 @@ def forward(args: Sequence[str], there: ElsewhereError, verb: str = "") -> int:
     own_args = takewhile(lambda word: word != "--", args)  # the rest is for the script
     if any(word.partition("=")[0] == "--bundle" for word in own_args):
         run_dir = next(iter(there.runs.values()))
-        hint = f"log in to {there.host} and run it there; the run directory is {run_dir}"
+        hint = f"log in to {there.host} and run the command there; the run directory is {run_dir}"
         raise UsageError(f"--bundle writes a file here, but {there.message}", hint=hint)
     streams = (sys.stdin, sys.stdout, sys.stderr)
     is_terminal = all(each is not None and each.isatty() for each in streams)

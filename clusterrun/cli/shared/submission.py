@@ -129,7 +129,7 @@ def _warn_of_lost_job(record: JobRecord) -> None:
     """Warn of a job that ends with this shell, or that can never start, e.g. on so many nodes."""
     scheduler = record.cluster.scheduler
     if not scheduler.outlives_shell and not sys.stdin.isatty():
-        output.note("the job ends with this allocation; at the end of a script, use --wait")
+        output.note("the job ends with this allocation; pass --wait if the script would end first")
     if scheduler.reads_sbatch and record.nodes > _FEW_NODES:
         from clusterrun.backends.slurm.outlook import explained
         from clusterrun.cli.shared.job_view import warn_stuck

@@ -24,7 +24,7 @@ CLOCK_S: Final = 5.0
         "Slurm's messages.",
         fix=(
             "check the clock: chronyc tracking, or timedatectl",
-            "tell the administrator: NTP does not run on this machine, or on the file server",
+            "tell the administrator: NTP may not be running on this machine or the file server",
         ),
     ),
 )
@@ -40,6 +40,6 @@ def clock(needs: Needs) -> Finding:
     # The server set its time between `before` and now: the clocks agree if it is within this span.
     off_s = server - min(max(server, before), time.time())
     side = "behind" if off_s > 0 else "ahead of"
-    text = f"this machine's clock is {abs(off_s):.1f} s {side} the file server's of {place}"
+    text = f"this machine's clock is {abs(off_s):.1f} s {side} that of {place}'s file server"
     is_off = abs(off_s) > CLOCK_S
     return note(_NAME, text, "check the clock: chronyc tracking") if is_off else ok(_NAME, text)

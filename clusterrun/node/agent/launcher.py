@@ -248,8 +248,8 @@ def rendezvous_port(attempt: Attempt) -> int:
     try:
         return free_port((fixed,) if fixed else derived)
     except OSError as error:
-        where = f"{attempt.who.node}: port {fixed}" if fixed else attempt.who.node
-        text = f"{where}: no port is free for the rendezvous: {error}"
+        what = f"port {fixed} is not free" if fixed else "no port is free"
+        text = f"{attempt.who.node}: {what} for the rendezvous: {error}"
         raise NodeError(NodeExit.RENDEZVOUS_FAILED, text) from error
 
 

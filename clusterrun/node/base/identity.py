@@ -93,5 +93,5 @@ def _nodes(text: str) -> tuple[str, ...]:
 def _number(env: Mapping[str, str], name: str) -> int:
     if not (text := env.get(name, "")).isdigit():
         shown = repr(text) if text else "not set"
-        raise NodeError(NodeExit.RENDEZVOUS_FAILED, f"{name} is {shown}, not a number")
+        raise NodeError(NodeExit.RENDEZVOUS_FAILED, f"{name} must be a number, but is {shown}")
     return int(text)

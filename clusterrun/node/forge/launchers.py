@@ -78,7 +78,7 @@ def common(ranks: Sequence[Mapping[str, str]]) -> dict[str, str]:
     first = ranks[0]
     for other in ranks[1:]:
         if names := {n for n in {*first, *other} - OF_RANK if first.get(n) != other.get(n)}:
-            raise ValueError(f"the ranks differ in {', '.join(sorted(names))}")
+            raise ValueError(f"the ranks differ in the variables {', '.join(sorted(names))}")
     return dict(first)
 
 

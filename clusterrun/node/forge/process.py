@@ -113,7 +113,7 @@ class ForgeProcess:
         if names := read_early(self._changes.names, modules):
             shown = ", ".join(names[:SHOWN])
             hint = f"pass it with --env {names[0]}=VALUE, and remove it from the script"
-            raise Closed(f"the script may set {shown} before it imports what reads it", hint)
+            raise Closed(f"the script may set {shown} before an import that reads it", hint)
 
     def serve(self) -> None:
         """Follow orders; return in each rank."""

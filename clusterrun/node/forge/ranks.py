@@ -38,7 +38,7 @@ _nvml_starts: list[Callable[[], None]] = []  # NVML's start, which each rank has
 # Slurm may send these to every process of a step; the agent decides what to do.
 LEFT_TO_AGENT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, *WARNINGS)
 
-_REPORT = "report this as a bug of clusterrun; --set launch.launcher=direct avoids this message"
+_REPORT = "report this as a bug in clusterrun; --set launch.launcher=direct avoids this message"
 
 
 class Closed(Exception):
@@ -223,7 +223,7 @@ def added_path(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
     """Return what accelerate appends to PYTHONPATH. Raises Closed for any other change."""
     before, after = map(python_path, (ours, theirs))
     if after[: len(before)] != before:
-        raise Closed("the ranks' PYTHONPATH differs", _REPORT)
+        raise Closed("the ranks' PYTHONPATH differs from the forge's", _REPORT)
     return after[len(before) :]
 
 
@@ -235,8 +235,8 @@ def python_path(env: Mapping[str, str]) -> list[str]:
 def check_modules(project: ProjectFiles, added: Sequence[str], imported: set[str]) -> None:
     """Raise Closed if the project or a directory in `added` would replace modules in `imported`."""
     if names := shadowing([*directories(project), *added], imported):
-        why = f"modules of the project have the names of installed ones: {', '.join(names)}"
-        raise Closed(why, "rename them, unless they should replace the installed ones")
+        why = f"modules of the project have the same names as installed ones: {', '.join(names)}"
+        raise Closed(why, "rename them, unless they are meant to replace the installed ones")
 
 
 def become(

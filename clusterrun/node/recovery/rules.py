@@ -315,7 +315,7 @@ def _stop_if_repeated(history: Sequence[Outcome], exclude: tuple[str, ...]) -> D
         why = f"{verdict.cause}, before the first step: a new attempt would fail the same way"
         return _stop(why, exclude, VerdictRule.WOULD_REPEAT)
     if _is_repeated(history, verdict):
-        why = f"{verdict.cause} at the same place for the second time, without a step in between"
+        why = f"{verdict.cause} twice in a row on the same rank or node, without a step in between"
         return _stop(why, exclude, VerdictRule.SAME_CAUSE)
     return None
 
