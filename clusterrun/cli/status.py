@@ -144,7 +144,7 @@ def _adopt(record: JobRecord) -> None:
     except OSError as error:
         raise ClusterrunError("cannot remember the host of the run", cause=str(error)) from error
     if home := record.home:
-        output.note(f"from now on, {home.host} runs commands about this run, with {home.python}")
+        output.note(f"commands for this run are now executed on {home.host}, with {home.python}")
 
 
 def _rows(job: JobStatus) -> Iterator[tuple[str, str]]:

@@ -129,7 +129,7 @@ preflight | enum | | |
   [default: warn]
 launcher | enum | | |
   start the ranks as forks of a process that has imported torch (forge), as new interpreters
-  (direct) or by accelerate launch  [default: auto]
+  (direct) or with accelerate launch  [default: auto]
 hang_timeout = hang_timeout_s | duration | --hang-timeout | |
   restart if no step ends for this long, or for ten usual steps if longer; 0: never  [default: 15m]
 world_contract | flag | | | fail the job if its ranks do not form one world  [default: yes]
@@ -206,7 +206,7 @@ step_time = step_time_s | real | --step-time | |
 save_every | count | --save-every | | assume a checkpoint every N steps
 keep | count | --keep | | assume that this many checkpoints are kept
 keep_best | count | --keep-best | | assume that the N best checkpoints are kept too, weights only
-planned | flag | | | pass the plan's batch and gradient checkpointing to the ranks (submit --plan)
+planned | flag | | | pass micro-batch, accumulation and gradient checkpointing to the ranks (submit --plan)
 """
 
 

@@ -286,7 +286,7 @@ def test_a_project_names_no_host_and_no_program_until_the_user_trusts_it(here: H
     for words in (("--adopt", "H1"), ("H1",)):
         code, out, err = here("status", *words)
         assert (code, "COMPLETED" in out) == (0, True), err
-        assert ("from now on, gpu1 runs commands about this run" in err) == ("--adopt" in words)
+        assert ("commands for this run are now executed on gpu1" in err) == ("--adopt" in words)
     assert here("list")[0] == 0
     assert here.asked == ["gpu1 -T"] * 3
 

@@ -130,7 +130,7 @@ def test_ranks_start_as_usual_after_a_bad_preload(
     for rank in range(4):
         assert f"rank {rank} ['a b'] False forked: False" in job.text()
     (line,) = [line for line in job.errors().splitlines() if "not as forks" in line]
-    how = "as new interpreters|by accelerate launch"  # as far as the forge has lived
+    how = "as new interpreters|with accelerate launch"  # as far as the forge has lived
     assert re.match(rf"clusterrun: local0: the ranks start (?:{how}), not as forks: {why}", line)
     assert HINTS.get(what, "; hint: use --set launch.launcher=accelerate") in line
     job.assert_clean()

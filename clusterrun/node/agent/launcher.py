@@ -328,7 +328,7 @@ async def prepare_launch(
         port, variables, why = await _prepare_in_forge(attempt, spool, forge)
         journal.event("forge", problem=why)
     if why and plan.launcher is not Launcher.ACCELERATE:
-        journal.say_not_forked(f"{NOT_FORKED.format('by accelerate launch')}: {why}")
+        journal.say_not_forked(f"{NOT_FORKED.format('with accelerate launch')}: {why}")
     if not variables and plan.is_smoke:  # accelerate may not start where nodes are checked
         names = ("RANK", "LOCAL_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")  # for of_rank
         sizes = {"WORLD_SIZE": plan.world_size, "LOCAL_WORLD_SIZE": plan.procs_per_node}
