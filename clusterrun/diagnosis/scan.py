@@ -171,9 +171,8 @@ class Scanner:
         return [x for x in self.findings() if x.role in CAUSAL and self._may_have_stopped(x)]
 
     def _may_have_stopped(self, finding: FoundSign) -> bool:
-        """Return whether its cause lasts, or the training neither continued nor had ended."""
-        is_harmless = finding.is_after_end or self._is_passed(finding)
-        return finding.cause.lasting or not is_harmless
+        """Return whether the training neither continued after the sign nor had ended before it."""
+        return not finding.is_after_end and not self._is_passed(finding)
 
     def leave_out(self, name: str, role: Role) -> None:
         """Forget what was found of a cause in a role."""
@@ -347,8 +346,8 @@ class Scanner:
         if finding.line.rank in self.ranks:
             self.seen_on.setdefault(key, set()).add(finding.line.rank)
         kept = self._found.setdefault(key, [])
-        if not finding.cause.lasting:  # the training went on: it stopped nothing
-            kept[:] = [each for each in kept if not self._is_passed(each)]
+        # If the training went on after a sign, it stopped nothing.
+        kept[:] = [each for each in kept if not self._is_passed(each)]
         if len(kept) < _MOST_KEPT:
             kept.append(finding)
             self._more.pop(key, None)  # the training has passed these signs as well

@@ -71,7 +71,6 @@ class KnownCause:
     retry: Retry = Retry.MAYBE
     blames_node: bool = False
     generic: bool = False  # yields to specific causes
-    lasting: bool = False  # counts even if the training made progress after its sign
     repeats: re.Pattern[str] | None = None  # the beginning of a sign: a new try fails again
     means: str = ""
     do: tuple[Advice, ...] = ()

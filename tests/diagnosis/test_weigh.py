@@ -21,7 +21,6 @@ TABLE = """
 - {id: smoke, means: Smoke., signs: ['^SMOKE']}
 - id: killed
   signs: [{text: 'over its limit'}, {text: ' Killed$', role: confirmation}]
-- {id: broken, means: Broken., lasting: true, signs: ['^BROKEN']}
 - {id: cut, role: either, means: Cut., signs: ['^CUT']}
 - {id: gone, role: confirmation, means: Gone., signs: ['^GONE']}
 - {id: over, domain: policy, means: Over., explains: [later], signs: ['^OVER']}
@@ -75,7 +74,6 @@ fire (explained, though earlier): SMOKE | FIRE
 - (the training went on): FIRE | $steps
 fire (other ranks' last steps): FIRE | step 1 loss 2.1 | step 2 loss 2.2
 fire (one step): FIRE | step 1 loss 2.1 | step 1 loss 2.1 | step 1 loss 2.1 | step 1 loss 2.1
-broken (hardware counts after steps too): BROKEN | $steps
 fire (all ranks' step): FIRE | $ranks
 fire (a compilation): FIRE | [0/3] c++ -MMD | [1/3] c++ -MMD | [2/3] c++ -MMD | [3/3] c++ -MMD
 - (after the end): $steps | Training completed | FIRE
