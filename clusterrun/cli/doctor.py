@@ -39,7 +39,7 @@ def command(
 
     doctor takes the options of submit. With --nodes and no script, a job of at most 5 minutes
     checks N nodes, each alone and then all together; otherwise doctor submits nothing. The exit
-    status is 3 if a check failed, 0 if not. PREFIX is the beginning of a check's id.
+    status is 3 if a check failed, 0 if not. --only gpu runs the checks whose ids begin with gpu.
 
     \b
     clusterrun doctor

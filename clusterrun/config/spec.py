@@ -179,8 +179,8 @@ accumulation | count | --accumulation --accum | common |
   accumulate gradients over this many passes  [default: 1, or set by --effective-batch]
 effective_batch | count | --effective-batch | common |
   set the number of samples per optimizer step, over all ranks
-epochs | real | --epochs | common | train for this many epochs
-max_steps | count | --max-steps | common | train for this many optimizer steps
+epochs | real | --epochs | common | assume that the script trains for this many epochs
+max_steps | count | --max-steps | common | assume that the script takes this many optimizer steps
 optimizer | enum | --optimizer | common | use this optimizer  [default: adamw]
 lora | number | --lora | common | train LoRA adapters of this rank; 0 trains all weights
 load_in_4bit | flag | --load-in-4bit/--no-load-in-4bit | |
@@ -206,7 +206,8 @@ step_time = step_time_s | real | --step-time | |
 save_every | count | --save-every | | assume a checkpoint every N steps
 keep | count | --keep | | assume that this many checkpoints are kept
 keep_best | count | --keep-best | | assume that the N best checkpoints are kept too, weights only
-planned | flag | | | pass micro-batch, accumulation and gradient checkpointing to the ranks (submit --plan)
+planned | flag | | |
+  pass micro-batch, accumulation and gradient checkpointing to the ranks (set by submit --plan)
 """
 
 

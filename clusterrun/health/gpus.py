@@ -156,7 +156,7 @@ def gpu_count(gpu_answer: GpuAnswer, ranks: int) -> Finding:
         is_sure = not answer.is_late or gpu_answer.within_s >= LONG_S  # then it is broken, not slow
         return bad(name, answer.problem, hint, is_sure=is_sure)
     if silent := [f"GPU {gpu.name}: {gpu.problem}" for gpu in answer.gpus if gpu.problem]:
-        return fail(name, "; ".join(silent), f"{_LEAVE_OUT}: nvidia-smi -L")
+        return fail(name, "; ".join(silent), f"{_LEAVE_OUT} what this prints: nvidia-smi -L")
     kinds = ", ".join({gpu.model or "unknown model": None for gpu in answer.gpus}) or "none"
     text = f"{count(len(answer.gpus), 'GPU')} ({kinds}) for {count(ranks, 'rank')}"
     if len(answer.gpus) < ranks:
@@ -222,21 +222,21 @@ _ECC: Final = _FlawCheck(
     lambda gpu: (gpu.errors, gpu.is_pending),
     _wear,
     "no uncorrected error on {}",
-    f"{_LEAVE_OUT}: nvidia-smi -q -d ECC,PAGE_RETIREMENT,ROW_REMAPPER",
+    f"{_LEAVE_OUT} what this prints: nvidia-smi -q -d ECC,PAGE_RETIREMENT,ROW_REMAPPER",
     "the GPUs do not report memory errors",
 )
 _THROTTLE: Final = _FlawCheck(
     lambda gpu: (gpu.reasons,),
     _slowdowns,
     "no slowdown on {}",
-    f"{_LEAVE_OUT}: nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER",
+    f"{_LEAVE_OUT} what this prints: nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER",
     "the GPUs do not report why their clocks are low",
 )
 _XID: Final = _FlawCheck(
     lambda gpu: (gpu.recovery,),
     _requested_repairs,
     "no reset is needed on {}",
-    f"{_LEAVE_OUT}: nvidia-smi -q; dmesg | grep -i xid",
+    f"{_LEAVE_OUT} what this prints: nvidia-smi -q; dmesg | grep -i xid",
     "the driver does not report whether a GPU needs a reset (before 570)",
 )
 

@@ -56,7 +56,7 @@ def shm(ranks: int) -> Finding:
         return bad(name, text, hint, is_sure=is_sure and size < LEAST_SHM_BYTES)
     text = f"{gib(free)} of {gib(size)} are free"
     if free < LEAST_SHM_BYTES:  # crashed jobs leave their files there
-        hint = f"delete the files that your ended jobs left: ls -l {SHM}"
+        hint = f"list the files that your finished jobs left, and delete them: ls -l {SHM}"
         return bad(name, f"{SHM}: only {text}", hint, is_sure=is_sure)
     return ok(name, f"{SHM}: {text}")
 
@@ -69,7 +69,7 @@ def memory(ranks: int, planned: int) -> Finding:
     usable = min(free, limit or free)
     least = (ranks + 1) * LEAST_BYTES_OF_RANK  # the agent is one more
     text = f"{gib(usable)} of {gib(machine.total)} can be used"
-    hint = "end other programs: ps aux --sort -rss"
+    hint = "find the largest processes, and end those you can: ps aux --sort -rss"
     if limit:
         text = f"{text}; the limit of this job is {gib(limit)}"
     if usable == limit:  # not other programs, but the job's limit is the bound

@@ -240,7 +240,7 @@ def _explain(wanted: Engine, used: Engine, who: str, *, prepares: bool) -> tuple
         cause = "the script probably sets cpu=True or use_cpu=True, or does not prepare the model"
         return cause, "remove it (--device cpu selects the CPU), and pass the model to prepare()"
     if wanted is Engine.DEEPSPEED and who != _LAUNCH and is_forced_to_cpu():
-        cause = "the launch is plain DDP on a CPU, and accelerate ignores DeepSpeed there"
+        cause = "the job was launched as plain DDP on CPUs, so accelerate ignores DeepSpeed"
         file = "--deepspeed-config FILE, or the script's argument --deepspeed FILE"
         return cause, f"pass the JSON to the launch: clusterrun submit {file}"
     hint = "wrap the model with accelerator.prepare(), fully_shard() or deepspeed.initialize()"
