@@ -17,9 +17,10 @@ _RANK: Final = re.compile(
     r"|\[(?:default|node|trainer|worker|)(?P<local>\d{1,5})\](?:<std(?:err|out)>)?:? ?"  # torchrun
     r"|\[\d+,(?P<mpi>\d{1,7})\](?:<std(?:err|out)>)?:? ?"  # mpirun --tag-output
     r"|(?P<srun>\d{1,7}): (?!\d+ )"  # srun --label
-    r"|\[std(?:err|out)\]:? ?"  # services that merge both streams
+    r"|\[std(?:err|out)\]:? ?|(?:\S{1,40} \| )?std(?:err|out) \| ?"  # services merge both streams
     r"|\(\w[^()=]{0,99} pid=(?P<pid>\d{1,9})[^()]{0,99}\) ?|PID (?P<pid2>\d{1,9}): ?"  # Ray
-    r"|(?P<host>[\w.-]{1,255}): (?=\[rank|Traceback| {2}File|\w+Error: )"  # pdsh, deepspeed
+    # pdsh, deepspeed; docker compose
+    r"|(?P<host>[\w.-]{1,255})(?:: | {1,20}\| )(?=\[rank|Traceback| {2}File|\w+Error: )"
 )
 _TIME: Final = re.compile(
     r"\[?(?P<time>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)"
