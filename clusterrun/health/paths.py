@@ -50,7 +50,7 @@ def runs(path: Path, *, is_shared: bool) -> Finding:
 
 def slow_finding(path: Path, how: str = "does not answer") -> Finding:
     """Return the finding for a file system that does not answer, or answers slowly."""
-    return note("path.runs", f"{path} {how}", f"if 'time ls -d {path}' still is slow, {_ELSEWHERE}")
+    return note("path.runs", f"{path} {how}", f"if 'time ls -d {path}' is still slow, {_ELSEWHERE}")
 
 
 def disk(path: Path) -> Finding:
