@@ -68,7 +68,7 @@ def run(directory: Path, *, least: float) -> int:
 
 def diagnosed(log: Path) -> str:
     """Return the cause that the command names."""
-    argv = [CLUSTERRUN, "diagnose", "--json", "--log", str(log)]
+    argv = [CLUSTERRUN, "diagnose", "--json", str(log)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode not in (0, 3):
         return f"exit {done.returncode}: {done.stderr.strip()[-200:]}"

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
+from clusterrun.backends.slurm.query import outputs_of
 from clusterrun.cli.shared import complete, output
 from clusterrun.cli.shared.closing import failure_rows
 from clusterrun.cli.shared.job_view import choose_attempts, cut, find_announced, timestamp
@@ -24,26 +26,31 @@ from clusterrun.rundir import reading
 from clusterrun.rundir.attempt import SCHEMA, read_attempt
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import JobRecord
-from clusterrun.shared import files
+from clusterrun.shared import files, shell
 from clusterrun.shared.hostlist import fold_hosts, fold_ranks
 from clusterrun.shared.state import JobState
 from clusterrun.shared.wording import count
-from clusterrun.verbs.diagnose import REPORTERS, Diagnosis, diagnose, diagnose_logs, place_of, short
+from clusterrun.verbs.diagnose import (
+    LOG_ENDS,
+    REPORTERS,
+    STDIN,
+    Diagnosis,
+    diagnose,
+    diagnose_logs,
+    place_of,
+    short,
+)
 from clusterrun.verbs.hangs import LASTING_S, Hang, groups, locate_ranks, sentences
 from clusterrun.verbs.remedies import retry_of, run_of, to_do
 from clusterrun.verbs.status import status
 
+_SLURM_ID: Final = re.compile(r"[0-9]+(?:_[0-9]+)?")  # of a job, or of a task of a job array
+_NAMED: Final = 2  # logs of a job: its output and its errors
+
 
 @click.command()
-@click.argument("job", required=False, shell_complete=complete.jobs)
+@click.argument("words", nargs=-1, metavar="[JOB | FILE...]", shell_complete=complete.jobs)
 @click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="diagnose this attempt")
-@click.option(
-    "--log",
-    "logs",
-    multiple=True,
-    metavar="FILE",
-    help="diagnose this log instead of a job; - is standard input (repeatable)",
-)
 @click.option(
     "--bundle",
     metavar="FILE.tgz",
@@ -60,10 +67,9 @@ from clusterrun.verbs.status import status
 @explain_option
 @output.json_option
 def command(
-    job: str | None,
+    words: tuple[str, ...],
     *,
     attempt: int | None,
-    logs: tuple[str, ...],
     bundle: Path | None,
     stacks: bool,
     as_json: bool,
@@ -75,21 +81,25 @@ def command(
     records of Slurm and the agents, and the logs. It needs no network and no language model. The
     exit status is 3 if diagnose found a failure, 0 if it found none.
 
+    For a job that clusterrun did not start, pass its logs: files, a directory, or - for standard
+    input. Slurm names the logs of a job id that it still knows.
+
     \b
     clusterrun diagnose
     clusterrun diagnose 4711 --attempt 1
     clusterrun diagnose 4711 --stacks
-    clusterrun diagnose --log slurm-4711.out
+    clusterrun diagnose slurm-4711.out
     clusterrun explain cuda_oom
     """
-    if logs and (job or attempt or bundle or stacks):
-        raise UsageError("--log reads files, not a job", hint="pass --log alone, or leave it out")
-    if stacks:
-        return _show_stacks(job, as_json=as_json)
-    if logs:
-        found = diagnose_logs(logs, stdin=sys.stdin.buffer)
+    record, logs, state = _find(words)
+    if record is None and (attempt or bundle or stacks):
+        text = "--attempt, --bundle and --stacks need a run of clusterrun"
+        raise UsageError(text, hint="pass its job id or directory, not a log")
+    if record is None:
+        found = diagnose_logs(logs, stdin=sys.stdin.buffer, state=state)
+    elif stacks:
+        return _show_stacks(record, as_json=as_json)
     else:
-        record = _find_job(job)
         name = f"job {record.job_id}" if record.job_id else record.name
         choose_attempts(name, record.paths.attempts(), attempt)  # refuses an unknown one
         found = diagnose(record, attempt=attempt)
@@ -107,15 +117,40 @@ def command(
     return error.exit_code if error else Exit.OK
 
 
-def _find_job(job: str | None) -> JobRecord:
-    """Find a job. If `job` names a file instead, the error says how to diagnose the file."""
+def _find(words: Sequence[str]) -> tuple[JobRecord | None, Sequence[str], JobState | None]:
+    """Return the run that is meant, or the logs to read, and a state that Slurm knows."""
+    if len(words) > 1 or any(map(_is_log, words)):
+        return None, words, None
+    word = words[0] if words else None
     try:
-        return find_announced(job)
-    except JobNotFoundError as error:
-        if job is None or not Path(job).is_file():
+        return find_announced(word), (), None
+    except JobNotFoundError as unknown:
+        if word is None:
             raise
-        hint = f"to diagnose a file: clusterrun diagnose --log {shlex.quote(job)}"
-        raise JobNotFoundError(error.message, hint=hint) from error
+        return None, *_of_others(word, unknown)
+
+
+def _is_log(word: str) -> bool:
+    """Return whether a word names a log, which may be missing, and not a run or a directory."""
+    path = Path(word)
+    if path.exists():
+        return not path.is_dir()  # it may be a pipe: <(command)
+    return word == STDIN or path.suffix.lower() in LOG_ENDS
+
+
+def _of_others(word: str, unknown: JobNotFoundError) -> tuple[Sequence[str], JobState | None]:
+    """Return the logs in a directory, or those that Slurm names for a job, and the job's state."""
+    if Path(word).is_dir():
+        return [word], None
+    if not _SLURM_ID.fullmatch(word) or not shell.find("scontrol"):
+        raise unknown
+    states, logs = outputs_of(word)
+    if not logs:
+        hint = f"pass its log: clusterrun diagnose slurm-{word}.out"
+        raise JobNotFoundError(f"{unknown.message}, nor in Slurm", hint=hint) from unknown
+    named = " and ".join(logs) if len(logs) <= _NAMED else count(len(logs), "log")
+    output.say(f"job {word} is {', '.join(sorted(states))} in Slurm; reading {named}")
+    return logs, next(iter(states)) if len(states) == 1 else None
 
 
 def _rows(found: Diagnosis) -> Iterator[output.Row]:
@@ -222,9 +257,9 @@ def _verdict_object(verdict: Verdict, found: Diagnosis) -> dict[str, Any]:
     }
 
 
-def _show_stacks(job: str | None, *, as_json: bool) -> Exit:
+def _show_stacks(record: JobRecord, *, as_json: bool) -> Exit:
     """Print where the ranks are; return Exit.NO if ranks miss a collective."""
-    found = status(find_announced(job))
+    found = status(record)
     hang = locate_ranks(found)
     head = {"job_id": found.record.job_id, "attempt": found.attempt}
     if as_json:

@@ -54,7 +54,9 @@ _PIECE_BYTES: Final = 256 * 1024  # a longer line counts as several
 _LAST_S: Final = 600  # of the rank that failed first, everything
 MOST_RANKS: Final = 64  # of a verdict; nodes are all named: many faulty ones are no fault of theirs
 _LETTERS: Final = 300
-_RANK_OF_FILE: Final = re.compile(r"rank[_-]?(\d{1,7})(?!\d)")
+# The first form is of many tools, the second of submitit: 4711_3_log.out.
+_RANK_OF_FILE: Final = re.compile(r"rank[_-]?(\d{1,7})(?!\d)|\A\d+_(\d{1,7})_log\.")
+LOG_ENDS: Final = (".log", ".out", ".err")  # of names of logs
 
 _BY_OTHER_RANKS: Final = {  # causes that only a comparison of the ranks can explain
     "nccl_timeout": hangs.add_absent,
@@ -119,10 +121,7 @@ def diagnose_attempt(
     if outcome is not None:
         _add_outcome(scanner, outcome, memory)
     _add_notes(scanner, noted, outcome)
-    if state in _BY_STATE:
-        source = SLURM if record.cluster.scheduler.reads_sbatch else AGENTS
-        line = PrintedLine(0, f"the job is {state.value}", source)
-        scanner.add(_BY_STATE[state], Role.ROOT, line)
+    _add_state(scanner, state, SLURM if record.cluster.scheduler.reads_sbatch else AGENTS)
     verdict = verdict_of(scanner)
     add_ranks = _BY_OTHER_RANKS.get(verdict.cause.id) if verdict else None
     if add_ranks:  # only a comparison of the ranks explains this cause
@@ -156,12 +155,29 @@ def _printed_lines(paths: RunPaths, attempt: int, outcome: Outcome | None) -> It
             yield printed._replace(source=source, at=line.epoch_us / 1e6)
 
 
-def diagnose_logs(names: Sequence[str], *, stdin: BinaryIO) -> Diagnosis:
-    """Diagnose logs of any job, in one file or several; - is standard input. Raises UsageError."""
+def diagnose_logs(
+    names: Sequence[str], *, stdin: BinaryIO, state: JobState | None = None
+) -> Diagnosis:
+    """Diagnose logs of any job: files, directories, - for standard input. Raises UsageError.
+
+    `state` is what Slurm reports of the job.
+    """
     scanner = Scanner(table=built_in())
-    for line in _lines_of(names, stdin):
+    for line in _lines_of([file for name in names for file in _logs_in(name)], stdin):
         scanner.feed(line)
+    _add_state(scanner, state, SLURM)
     return Diagnosis(verdict=verdict_of(scanner), lines=scanner.lines, is_of_logs=True)
+
+
+def _logs_in(name: str) -> list[str]:
+    """Return the logs of a directory, by their names and in their order; of a file, itself."""
+    if name == STDIN or not Path(name).is_dir():
+        return [name]
+    found = (path for path in Path(name).rglob("*") if path.suffix.lower() in LOG_ENDS)
+    if logs := sorted(str(path) for path in found if path.is_file()):
+        return logs
+    hint = f"name its files: of a directory, only those with {' '.join(LOG_ENDS)} are read"
+    raise UsageError(f"no log in the directory '{name}'", hint=hint)
 
 
 def _batch_output(paths: RunPaths, attempt: int, outcome: Outcome | None) -> Iterator[PrintedLine]:
@@ -202,7 +218,7 @@ def _lines_of(names: Sequence[str], stdin: BinaryIO) -> Iterator[PrintedLine]:
     """Yield the lines of logs; a name such as rank_3.err gives the rank."""
     for name in names:
         found = _RANK_OF_FILE.search(Path(name).name)
-        rank = int(found[1]) if found else None
+        rank = int(found[1] or found[2]) if found else None
         own = name if len(names) > 1 else ""
         try:
             with contextlib.nullcontext(stdin) if name == STDIN else Path(name).open("rb") as file:
@@ -260,6 +276,13 @@ def _read_notes(paths: RunPaths, attempt: int) -> Iterator[NodeNote]:
             if event.type is EventType.NOTE:
                 with contextlib.suppress(ValueError):  # a rank may write any event
                     yield event.node, event.at, decoded(Note, event.note)
+
+
+def _add_state(scanner: Scanner, state: JobState | None, source: str) -> None:
+    """Add the state of a job if it names a cause."""
+    if state in _BY_STATE:
+        line = PrintedLine(0, f"the job is {state.value}", source)
+        scanner.add(_BY_STATE[state], Role.ROOT, line)
 
 
 def _add_kills(scanner: Scanner, memory: Mapping[str, Memory], outcome: Outcome | None) -> None:

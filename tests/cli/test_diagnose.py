@@ -52,14 +52,15 @@ def answered(here: CommandLine) -> dict[str, Any]:
 
 def test_a_log_of_any_job(here: CommandLine) -> None:
     (here.path / "job.log").write_text(LOG)
-    done = here("diagnose", "--log", "job.log")
-    assert done.code == 3
-    assert f"$ clusterrun diagnose --log job.log\n{done.out}```" in PAGE.read_text()
     done = here("diagnose", "job.log")
-    assert done.code == 4
-    assert done.err.endswith("  hint: to diagnose a file: clusterrun diagnose --log job.log\n")
+    assert done.code == 3
+    assert f"$ clusterrun diagnose job.log\n{done.out}```" in PAGE.read_text()
+    (here.path / "other" / "logs").mkdir(parents=True)
+    (here.path / "other" / "logs" / "4711_3_log.err").write_text(LOG.replace("[rank3]: ", ""))
+    answer = json.loads(here("diagnose", "--json", "other").out)
+    assert answer["verdict"]["ranks"] == "3"  # the name of submitit's file has the rank
     (here.path / "job.log").write_text("step 1 loss 2.5\n")
-    done = here("diagnose", "--log", "job.log")
+    done = here("diagnose", "job.log")
     assert (done.code, done.out) == (0, "signs      no cause found in 1 line\n")
 
 
@@ -70,8 +71,7 @@ def test_files_of_ranks_do_not_hide_each_others_errors(here: CommandLine) -> Non
         "step 1 loss 2\nTraceback (most recent call last):\nValueError: bad sample\n"
     )
     (here.path / "rank2.log").write_text(steps)
-    logs = [word for rank in (1, 2) for word in ("--log", f"rank{rank}.log")]
-    answer = json.loads(here("diagnose", "--json", *logs).out)
+    answer = json.loads(here("diagnose", "--json", "rank1.log", "rank2.log").out)
     assert answer["verdict"]["class"] == "user_code_exception"
     assert answer["verdict"]["ranks"] == "1"
 
@@ -79,14 +79,17 @@ def test_files_of_ranks_do_not_hide_each_others_errors(here: CommandLine) -> Non
 @pytest.mark.parametrize(
     ("words", "wrong"),
     [
-        (("--log", "missing.log"), "cannot read the log 'missing.log'"),
-        (("4711", "--log", "x.log"), "--log reads files, not a job"),
+        (("x.log", "y.log"), "cannot read the log 'x.log'"),
+        (("-", "--stacks"), "--attempt, --bundle and --stacks need a run of clusterrun"),
+        (("empty",), "no log in the directory 'empty'"),
+        (("missing.log",), "cannot read the log 'missing.log'"),
         (("99999",), "no job or run '99999'"),
         (("4711", "--attempt", "3"), "job 4711 has no attempt 3\n  hint: choose 1"),
     ],
 )
 def test_what_cannot_be_diagnosed(here: CommandLine, words: tuple[str, ...], wrong: str) -> None:
     outcome(submitted(here))
+    (here.path / "empty").mkdir()
     done = here("diagnose", *words)
     assert done.code in (2, 4)
     assert wrong in done.err
@@ -399,7 +402,7 @@ def test_one_file_adds_a_cause_its_page_and_its_documentation(
     here: CommandLine, added: str
 ) -> None:
     (here.path / "job.log").write_text("/scratch was purged by policy\n")
-    said = here("diagnose", "--log", "job.log").out
+    said = here("diagnose", "job.log").out
     assert f"cause      Scratch was purged ({added})" in said
     assert "next       copy it:\n             stage-data\n" in said
     assert "was purged by policy" in here("explain", added).out

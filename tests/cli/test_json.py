@@ -174,8 +174,8 @@ def test_jobs(here: CommandLine) -> None:
     printed.add("resubmit", "4711", *changed, schema="clusterrun.resubmit/1")
     printed.add("diagnose", "4711", "--json", schema="clusterrun.diagnose/1")
     (here.path / "job.log").write_text(FAILED_LOG)
-    printed.add("diagnose", "--log", "job.log", "--json", schema="clusterrun.diagnose/1")
-    printed.add("diagnose", "--log", "/dev/null", "--json", schema="clusterrun.diagnose/1")
+    printed.add("diagnose", "job.log", "--json", schema="clusterrun.diagnose/1")
+    printed.add("diagnose", "/dev/null", "--json", schema="clusterrun.diagnose/1")
     (here.path / "port.py").write_text(PORT)
     for more in ((), ("--env", "NCCL_IB_DISABLE=1")):
         printed.add("check", "--json", *more, "port.py", schema="clusterrun.check/2")

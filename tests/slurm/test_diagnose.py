@@ -141,4 +141,24 @@ def test_what_sbatch_refuses(here: Project, cluster: Cluster, option: str, cause
         argv = ["sbatch", option, "--begin=2001-01-01", "-o", "/dev/null", "--wrap=true"]
         done = subprocess.run(argv, env={**here.environ, **here.extra}, stderr=file, check=False)
     assert done.returncode in (1, 255), log.read_text()
-    assert diagnosed(here, "--log", str(log))["verdict"]["class"] == cause
+    assert diagnosed(here, str(log))["verdict"]["class"] == cause
+
+
+def test_a_job_of_another_tool_by_its_id(here: Project, cluster: Cluster) -> None:
+    script = "echo 'ValueError: bad sample' >&2; exit 1"
+    argv = ["sbatch", "--parsable", "--array=3", "-o", "%A-%a.txt", "-e", "%A-%a.bad"]
+    done = subprocess.run(
+        [*argv, f"--wrap={script}"],
+        env={**here.environ, **here.extra},
+        cwd=here.path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    job_id = f"{done.stdout.strip()}_3"
+    assert cluster.wait_job(job_id) == "FAILED"
+    found = diagnosed(here, job_id)
+    assert found["verdict"]["class"] == "user_code_exception"
+    unknown = here.cli("diagnose", "999999")
+    assert unknown.returncode == 4
+    assert ", nor in Slurm\n  hint: pass its log" in unknown.stderr

@@ -272,6 +272,27 @@ def parse_scontrol(line: str) -> SchedulerJob:
     return _job("scontrol", {**found, "JobId": line.partition(" ")[0].removeprefix("JobId=")})
 
 
+def outputs_of(job_id: str) -> tuple[frozenset[JobState], tuple[str, ...]]:
+    """Return the states of any job and its array tasks, and the files of their output.
+
+    Both are empty if slurmctld has forgotten the job. Raises SchedulerUnreachableError.
+    """
+    done = call(None, "scontrol", "--oneliner", "show", "job", job_id, tries=1)
+    lines = done.stdout.splitlines() if done.rc == 0 else []
+    logs = dict.fromkeys(log for line in lines for log in _output_files(line))
+    return frozenset(parse_scontrol(line).state for line in lines), tuple(logs)
+
+
+def _output_files(line: str) -> list[str]:
+    """Return the files of a job's errors and output.
+
+    >>> _output_files("JobId=7 StdErr=/a b.err StdIn=/dev/null StdOut=/a b.out ")  # Slurm 24.11
+    ['/a b.err', '/a b.out']
+    """
+    found = re.search(r".* StdErr=(.*?) StdIn=.*? StdOut=(.*?)(?: \w+=| *\Z)", line)
+    return list(filter(None, found.groups())) if found else []
+
+
 def pairs(text: str) -> dict[str, str]:
     """Parse `Name=value`, or lines of `Name   = value`; of several for a name, take the last."""
     return dict(re.findall(r"(?:^| )(\w+)(?:=| += )(\S*)", text, re.MULTILINE))
