@@ -136,7 +136,7 @@ def segments(seconds: float, limit_s: int) -> int:
 
 # Assumed shares of the nominal speed in one direction. Published bus bandwidths of nccl-tests are
 # close: 230 to 250 GB/s on 8 A100 (of 300), 35 to 45 on 8 H100-PCIe (of 63). See
-# docs/plan-accuracy.md.
+# docs/plan.md.
 NVLINK_REACHED: Final = 0.8
 PCIE_REACHED: Final = 0.5
 FABRIC_REACHED: Final = 0.9
