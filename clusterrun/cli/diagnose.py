@@ -35,6 +35,7 @@ from clusterrun.verbs.diagnose import (
     REPORTERS,
     STDIN,
     Diagnosis,
+    causes,
     diagnose,
     diagnose_logs,
     place_of,
@@ -109,6 +110,8 @@ def command(
         output.answer_rows(_rows(found))
     if bundle is not None and found.job is not None:
         _pack(bundle, found.job.record, found)
+    for line in causes()[1]:
+        output.note(line)
     error = found.job.error if found.job else None
     if error is not None:
         output.note(f"the job's state in Slurm is unknown: {error.message}")

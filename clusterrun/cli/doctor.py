@@ -13,7 +13,7 @@ import click
 
 from clusterrun.cli.shared import output
 from clusterrun.cli.shared.options import JobOptions, ScriptCommand, explain_option, job_options
-from clusterrun.diagnosis.table import KnownCause, built_in
+from clusterrun.diagnosis.table import KnownCause
 from clusterrun.errors import Exit, UsageError
 from clusterrun.health import node
 from clusterrun.health.trial import DIRECTORY
@@ -21,6 +21,7 @@ from clusterrun.linting.rule import rules
 from clusterrun.shared.finding import Finding, Severity
 from clusterrun.shared.wording import nearest
 from clusterrun.verbs import doctor
+from clusterrun.verbs.diagnose import causes
 
 _WIDTH: Final = 90  # of a page's text
 _COUNTED: Final = dict(zip(Severity, ("ok", "noted", "failed", "skipped"), strict=True))
@@ -128,9 +129,12 @@ Page = tuple[str, list[output.Row]]
 
 def pages() -> dict[str, Page]:
     """Return the pages of all ids."""
-    causes = {cause.id: _page_of_cause(cause) for cause in built_in().values()}
+    table, broken = causes()
+    for line in (*broken, *node.plugin_checks()):
+        output.note(line)
+    known = {cause.id: _page_of_cause(cause) for cause in table.values()}
     checks = {name: _page_of_check(name, page) for name, page in node.pages().items()}
-    return {**causes, **checks, **{x.id: (x.reason, [("fix", x.fix)]) for x in rules().values()}}
+    return {**known, **checks, **{x.id: (x.reason, [("fix", x.fix)]) for x in rules().values()}}
 
 
 def _page_of_cause(cause: KnownCause) -> Page:

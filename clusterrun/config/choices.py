@@ -43,7 +43,7 @@ class Scheduler(NamedTuple):
 
 
 class Cluster(str, Enum):
-    """Where a job runs; an installed package can add a name (see docs/schedulers.md)."""
+    """Where a job runs; an installed package can add a name (see docs/plugins.md)."""
 
     AUTO = "auto"
     SLURM = "slurm"

@@ -11,7 +11,7 @@ import pkgutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -22,6 +22,7 @@ from clusterrun.health.gpus import ANSWER_S, GpuAnswer, device_names, gpu_checks
 from clusterrun.launch.plan import Plan
 from clusterrun.shared.files import needed_descriptors
 from clusterrun.shared.finding import Finding
+from clusterrun.shared.installed import Plugin, PluginGroup, load_all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +73,8 @@ def quick_checks(needs: Needs, gpu_answer: GpuAnswer | None = None) -> dict[str,
 
 
 def all_checks(needs: Needs, gpu_answer: GpuAnswer | None = None) -> dict[str, Check]:
-    """Return all checks of a machine by id: also those that may be slow, or write to `runs`."""
+    """Return all checks of a machine by id: also those that may be slow, write, or are added."""
+    plugin_checks()
     gpu_answer = gpu_answer or needs.gpu_answer()
     return {
         **quick_checks(needs, gpu_answer),
@@ -131,11 +133,37 @@ def own_checks() -> Mapping[str, OwnCheck]:
     return _CHECKS
 
 
+@cache
+def plugin_checks() -> tuple[str, ...]:
+    """Register the checks of installed packages, and return what cannot be loaded.
+
+    `doctor` runs them, here and on nodes. The agents don't look for them: that takes time.
+    """
+    before = {**_table(), **own_checks()}
+
+    def add(plugin: Plugin) -> None:
+        kept = dict(_CHECKS)
+        plugin.load()
+        added = {name: each for name, each in _CHECKS.items() if kept.get(name) is not each}
+        _CHECKS.clear()
+        _CHECKS.update(kept)
+        if taken := sorted(added.keys() & {*before, *kept}):
+            raise ValueError(f"{', '.join(taken)} exists already")
+        _CHECKS.update({name: each._replace(is_quick=False) for name, each in added.items()})
+
+    return load_all(PluginGroup.CHECKS, add)[1]
+
+
 def pages() -> Mapping[str, CheckPage]:
     """Return the pages of all checks by id, in their order; those with a file of their own last."""
+    plugin_checks()
+    return {**_table(), **{name: each.page for name, each in own_checks().items()}}
+
+
+def _table() -> dict[str, CheckPage]:
+    """Return the pages of the checks that have no file of their own."""
     import yaml  # agents load no pages
 
     text = Path(__file__).with_name("checks.yaml").read_text(encoding="utf-8")
     rows = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    own = {name: each.page for name, each in own_checks().items()}
-    return {**{name: CheckPage(**row) for name, row in rows.items()}, **own}
+    return {name: CheckPage(**row) for name, row in rows.items()}

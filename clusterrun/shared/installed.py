@@ -1,15 +1,26 @@
-"""Find the versions of installed packages without importlib.metadata, which is slow to import."""
+"""Find installed packages, their versions and what they add to clusterrun.
+
+importlib.metadata does the same, but is slow to import.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
+import operator
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import Enum
+from typing import Any, Final, NamedTuple, TypeVar
 
+from clusterrun.config.choices import ENTRY_POINTS
+from clusterrun.errors import shortened
+
+T = TypeVar("T")
+_LETTERS: Final = 300  # of an error of a package
 UNKNOWN: Final = "?"  # the version of a package without metadata, as on PYTHONPATH
 
 
@@ -37,7 +48,11 @@ def versions_in(places: Sequence[str], packages: Iterable[str]) -> dict[str, str
 
 
 def _version(metadata: str) -> str:
-    found = re.search(r"^Version: *(.+)$", metadata, re.MULTILINE)
+    return _field("Version", metadata)
+
+
+def _field(name: str, metadata: str) -> str:
+    found = re.search(rf"^{name}: *(.+)$", metadata, re.MULTILINE)
     return found[1].strip() if found else ""
 
 
@@ -45,6 +60,23 @@ def metadata_of(package: str) -> str:
     """Return the metadata of an installed package; empty if there is none."""
     path = _metadata_paths(tuple(sys.path)).get(_normalized(package))
     return _text_in(path) if path else ""
+
+
+def _entry_points(group: str) -> Iterator[tuple[str, str, str]]:
+    """Yield name, value and package, with its version, of each entry point of a group."""
+    for path in _metadata_paths(tuple(sys.path)).values():
+        with (
+            contextlib.suppress(OSError),
+            open(
+                os.path.join(path, "entry_points.txt"), encoding="utf-8", errors="replace"
+            ) as file,
+        ):
+            _, _, after = file.read().partition(f"[{group}]\n")
+            points = re.findall(r"^([^=\s]+) *= *(\S+)", after.partition("\n[")[0], re.MULTILINE)
+            if points:
+                text = _text_in(path)
+                package = f"{_field('Name', text)} {_version(text)}"
+                yield from ((name, value, package) for name, value in points)
 
 
 @functools.cache
@@ -70,3 +102,51 @@ def _text_in(path: str) -> str:
         with contextlib.suppress(OSError), open(file, encoding="utf-8", errors="replace") as text:
             return text.read()
     return ""
+
+
+# What packages add: docs/plugins.md
+
+
+class PluginGroup(str, Enum):
+    """The groups of entry points."""
+
+    SCHEDULERS = ENTRY_POINTS
+    CHECKS = "clusterrun.checks"
+    CAUSES = "clusterrun.causes"
+
+
+class Plugin(NamedTuple):
+    """An entry point of an installed package."""
+
+    group: PluginGroup
+    name: str
+    value: str  # a module, or `module:name`
+    package: str  # its name and version
+
+    def __str__(self) -> str:
+        """Return what it adds, in words."""
+        what = self.group.value.rpartition(".")[2]
+        return f"{what} '{self.name}' of {self.package}"
+
+    def load(self) -> Any:
+        """Import the module, and return it or what it has by the name. Raises anything."""
+        module, _, name = self.value.partition(":")
+        found = importlib.import_module(module)
+        return operator.attrgetter(name)(found) if name else found
+
+
+def plugins(group: PluginGroup) -> Iterator[Plugin]:
+    """Yield the plug-ins of a group; nothing of them is imported."""
+    return (Plugin(group, *point) for point in _entry_points(group.value))
+
+
+def load_all(group: PluginGroup, read: Callable[[Plugin], T]) -> tuple[list[T], tuple[str, ...]]:
+    """Return what `read` makes of each plug-in, and a line for each for which it raises."""
+    found, broken = list[T](), list[str]()
+    for plugin in plugins(group):
+        try:
+            found.append(read(plugin))
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - it is not ours
+            why = shortened(" ".join(repr(error).split()), _LETTERS)
+            broken.append(f"{plugin} cannot be loaded: {why}")
+    return found, tuple(broken)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import re
 import signal
@@ -21,7 +22,7 @@ from clusterrun.backends.status import JobStatus
 from clusterrun.diagnosis.kinds import Memory, Note, NoteSource
 from clusterrun.diagnosis.lines import PrintedLine, read_line
 from clusterrun.diagnosis.scan import UNCAUGHT, Scanner
-from clusterrun.diagnosis.table import Role, built_in
+from clusterrun.diagnosis.table import Role, Table, built_in, parse
 from clusterrun.diagnosis.weigh import Verdict, by_numbers, verdict_of
 from clusterrun.errors import UsageError
 from clusterrun.logformat.lines import Stream
@@ -38,6 +39,7 @@ from clusterrun.rundir.outcome import Outcome, ShortVerdict
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.files import end_of
+from clusterrun.shared.installed import Plugin, PluginGroup, load_all
 from clusterrun.shared.state import JobState
 from clusterrun.shared.typed import decoded
 from clusterrun.verbs import hangs
@@ -106,7 +108,7 @@ def diagnose_attempt(
     record: JobRecord, number: int, outcome: Outcome | None, *, state: JobState | None = None
 ) -> Diagnosis:
     """Diagnose an attempt; `state` is the job's, if this is its newest attempt."""
-    scanner = Scanner(table=built_in(), ranks=set(range(record.world_size)))
+    scanner = Scanner(table=causes()[0], ranks=set(range(record.world_size)))
     paths = record.paths
     for line in _printed_lines(paths, number, outcome):
         scanner.feed(line)
@@ -155,6 +157,23 @@ def _printed_lines(paths: RunPaths, attempt: int, outcome: Outcome | None) -> It
             yield printed._replace(source=source, at=line.epoch_us / 1e6)
 
 
+@functools.cache
+def causes() -> tuple[Table, tuple[str, ...]]:
+    """Return all causes by id, those of installed packages too, and what cannot be loaded."""
+    table = dict(built_in())
+
+    def add(plugin: Plugin) -> None:
+        directory = Path(plugin.load().__path__[0])
+        added = parse(file.read_text("utf-8") for file in sorted(directory.glob("*.yaml")))
+        if not added:
+            raise ValueError(f"no cause in the .yaml files of {directory}")
+        if taken := sorted(added.keys() & table.keys()):
+            raise ValueError(f"{', '.join(taken)} exists already")
+        table.update(added)
+
+    return table, load_all(PluginGroup.CAUSES, add)[1]
+
+
 def diagnose_logs(
     names: Sequence[str], *, stdin: BinaryIO, state: JobState | None = None
 ) -> Diagnosis:
@@ -162,7 +181,7 @@ def diagnose_logs(
 
     `state` is what Slurm reports of the job.
     """
-    scanner = Scanner(table=built_in())
+    scanner = Scanner(table=causes()[0])
     for line in _lines_of([file for name in names for file in _logs_in(name)], stdin):
         scanner.feed(line)
     _add_state(scanner, state, SLURM)
@@ -387,7 +406,7 @@ def _by_outcome(outcome: Outcome) -> tuple[str, Role] | None:
 
 def prepare() -> None:
     """Parse the table of causes: a fork of the conductor then finds a cause at once."""
-    Scanner(table=built_in())
+    Scanner(table=causes()[0])
 
 
 def judged(run_dir: Path, outcome: Outcome) -> str:

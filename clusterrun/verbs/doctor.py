@@ -28,7 +28,7 @@ from clusterrun.health import paths, toolchain, trial
 from clusterrun.health.examine import Check, UnknownError, merged, to_exclude
 from clusterrun.health.examine import examine as side_by_side
 from clusterrun.health.gpus import LONG_S, GpuAnswer
-from clusterrun.health.node import Needs, all_checks, pages, quick_checks
+from clusterrun.health.node import Needs, all_checks, pages, plugin_checks, quick_checks
 from clusterrun.launch.facts import Interpreter
 from clusterrun.launch.inputs import interpreter_problem, is_certain, runs_in_container
 from clusterrun.launch.plan import Plan
@@ -42,8 +42,10 @@ from clusterrun.shared import shell
 from clusterrun.shared.files import end_of
 from clusterrun.shared.finding import Finding, Severity, bad, fail, note, ok, skip
 from clusterrun.shared.hostlist import fold_hosts, parse_hostlist
+from clusterrun.shared.installed import Plugin, PluginGroup, load_all, plugins
 from clusterrun.shared.state import JobState
 from clusterrun.shared.wording import count, dotted
+from clusterrun.verbs.diagnose import causes
 from clusterrun.verbs.render import Prepared, check, prepare
 from clusterrun.verbs.submit import submit_prepared
 
@@ -157,6 +159,18 @@ def _check_environment(_: Subject) -> Finding:
     return note(name, text, f"unset {' '.join(names)}, or use a new shell")
 
 
+def _check_plugins(_: Subject) -> Finding:
+    def check_scheduler(plugin: Plugin) -> None:
+        if not isinstance(plugin.load(), choices.Scheduler):
+            raise TypeError(f"{plugin.value} is not a clusterrun Scheduler")
+
+    schedulers = load_all(PluginGroup.SCHEDULERS, check_scheduler)[1]
+    found = "; ".join(str(each) for group in PluginGroup for each in plugins(group))
+    if broken := (*schedulers, *plugin_checks(), *causes()[1]):
+        return note("config.plugins", "; ".join(broken), "reinstall the package, or uninstall it")
+    return ok("config.plugins", found or "no installed package adds to clusterrun")
+
+
 def _check_packages(job: Subject) -> Finding:
     name, python, facts = "python.packages", job.python, job.prepared.facts
     if facts and (problem := interpreter_problem(job.spec, facts, job.plan.strategy)):
@@ -198,6 +212,7 @@ def _check_submission(job: Subject) -> Finding:
 
 _OF_JOB: Final[dict[str, Callable[[Subject], Finding]]] = {
     "config.job": _check_job,
+    "config.plugins": _check_plugins,
     "env.left_over": _check_environment,
     "python.packages": _check_packages,
     "python.torch": lambda job: toolchain.torch(

@@ -20,6 +20,7 @@ from clusterrun.rundir.attempt import take_attempt
 from clusterrun.rundir.end import Cause, Reason
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import state_dir
+from clusterrun.verbs.diagnose import causes
 from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import outcome
 from tests.cli.runs import ended, events, queue, running, submitted
@@ -393,9 +394,11 @@ def _added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     row = f"- {{id: scratch_purged, {about}, signs: [was purged by policy]}}\n"
     (tmp_path / "causes" / "scratch_purged.yaml").write_text(row)
     monkeypatch.setattr(table, "CAUSES", tmp_path / "causes")
-    table.built_in.cache_clear()
+    for known in (table.built_in, causes):
+        known.cache_clear()
     yield "scratch_purged"
-    table.built_in.cache_clear()
+    for known in (table.built_in, causes):
+        known.cache_clear()
 
 
 def test_one_file_adds_a_cause_its_page_and_its_documentation(

@@ -16,7 +16,7 @@ from tests.patience import wait_for
 from tests.road import LIGHT, Project, wait_for_none
 
 FILE = Path(__file__).with_name("files_scheduler.py")
-PAGE = (ROOT / "docs" / "schedulers.md").read_text()
+PAGE = (ROOT / "docs" / "plugins.md").read_text().partition("\n## A scheduler\n")[2]
 TWO = ("--cluster", "files", "--nodes", "2", "--nproc-per-node", "2")
 
 
