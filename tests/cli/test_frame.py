@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from clusterrun import __version__
 from clusterrun.cli.main import VERBS, main
 from clusterrun.cli.shared.output import cells, fitted, wrapped
 from clusterrun.rundir.end import Cause
@@ -42,7 +43,7 @@ def test_help_and_every_verb_have_the_summaries_of_the_table(
 
 def test_what_needs_no_verb() -> None:
     result = clusterrun("--version")
-    assert (result.returncode, result.stdout) == (0, "clusterrun 0.1.0\n")
+    assert (result.returncode, result.stdout) == (0, f"clusterrun {__version__}\n")
     result = clusterrun()
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.startswith("Usage: clusterrun ")
