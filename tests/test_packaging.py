@@ -8,15 +8,20 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
+import clusterrun
 from tests.checkout import ROOT, copy_listed
 from tests.patience import finished, patience
 
 DATA = ("templates", "accelerate_configs")
+URL = "https://example.org/clusterrun"
+LOG = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
 
 
 @pytest.fixture(scope="module")
@@ -45,17 +50,32 @@ def test_data_beside_the_code_is_shipped(setup_cfg: configparser.ConfigParser) -
             assert any(map(path.match, patterns)), path
 
 
-def _ran(*argv: str | Path, cwd: Path, environ: dict[str, str] | None = None) -> str:
+def test_versions_and_requirements_agree(setup_cfg: configparser.ConfigParser) -> None:
+    newest = re.search(r"^## (\S+) \(", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest
+    assert newest[1] == clusterrun.__version__
+    recipe = yaml.safe_load((ROOT / "packaging/conda/recipe.yaml").read_text())
+    _linux, _python, *others = recipe["requirements"]["run"]
+    assert [each.replace(" ", "") for each in others] == requirements(setup_cfg)
+    jobs = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]
+    named = re.findall(r":: (3\.\d+)$", setup_cfg["metadata"]["classifiers"], re.MULTILINE)
+    assert jobs["fast"]["strategy"]["matrix"]["python"] == named
+
+
+def _ran(
+    *argv: str | Path, cwd: Path, environ: dict[str, str] | None = None, status: int = 0
+) -> str:
     done = finished([str(word) for word in argv], timeout_s=300, cwd=cwd, env=environ)
-    assert done.returncode == 0, f"{argv}\n{done.stdout}\n{done.stderr}"
+    assert done.returncode == status, f"{argv}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the sdist from the tree and the wheel from the sdist."""
+    """Build the sdist from the tree and the wheel from the sdist, as publish.yml does."""
     tree = copy_listed(ROOT, tmp_path_factory.mktemp("tree"))
     output = tmp_path_factory.mktemp("dist")
+    _ran(tree / "packaging/set-url.sh", URL, "v1", cwd=tree)
     _ran(sys.executable, "-m", "build", "--outdir", output, tree, cwd=tree)
     (found,) = output.glob("*.whl")
     return found
@@ -91,7 +111,31 @@ def test_wheel_holds_every_module_and_every_template(wheel: Path) -> None:
 
 
 @pytest.mark.install
-def test_wheel_renders_where_there_is_no_torch(clean: Path, tmp_path: Path) -> None:
+def test_archives_are_fit_for_the_index(wheel: Path) -> None:
+    (sdist,) = wheel.parent.glob("*.tar.gz")
+    _ran(sys.executable, "-m", "twine", "check", "--strict", sdist, wheel, cwd=wheel.parent)
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+        about = archive.extractfile(f"{sdist.name[:-7]}/PKG-INFO")
+        assert about
+        text = about.read().decode()
+    assert names >= {"LICENSE", "README.md", "setup.cfg", "templates/node.sh.j2"}
+    assert not any(name.startswith("tests") for name in names)
+    assert f"\nProject-URL: Source, {URL}\n" in text
+    assert f"]({URL}/blob/v1/docs/checkpoints.md)" in text
+    assert re.findall(r"\]\((?!https:|#).*?\)", text) == []  # they would lead nowhere on PyPI
+
+
+@pytest.mark.install
+def test_uvx_diagnoses_a_log_without_installing(wheel: Path, tmp_path: Path) -> None:
+    (tmp_path / "job.log").write_text(LOG)
+    own = {"UV_CACHE_DIR": str(tmp_path / "cache"), "UV_PYTHON": sys.executable}
+    argv = ("uvx", "--from", wheel, "clusterrun", "diagnose", "job.log")
+    assert "(cuda_oom)" in _ran(*argv, cwd=tmp_path, environ={**os.environ, **own}, status=3)
+
+
+@pytest.mark.install
+def test_wheel_works_where_there_is_no_torch(clean: Path, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print('hello')\n")
     environ = {
         "PATH": f"{clean}:{os.environ['PATH']}",
@@ -107,11 +151,21 @@ def test_wheel_renders_where_there_is_no_torch(clean: Path, tmp_path: Path) -> N
     assert Path(where.strip()).is_relative_to(clean.parent)
     argv = ("render", "--cluster", "slurm", "--nodes", "2", "--gpus-per-node", "4", "train.py")
     script = _ran(clean / "clusterrun", *argv, cwd=tmp_path, environ=environ)
+    for words, said in {
+        "--help": "submit",
+        "completion bash": "complete",
+        "plan --model gpt2 --seq-len 1024 --gpus-per-node 8 --gpu h100-80g": "fits",
+    }.items():
+        assert said in _ran(clean / "clusterrun", *words.split(), cwd=tmp_path, environ=environ)
+    (tmp_path / "job.log").write_text(LOG)
+    argv = ("diagnose", "job.log")
+    said = _ran(clean / "clusterrun", *argv, cwd=tmp_path, environ=environ, status=3)
+    assert "(cuda_oom)" in said
     assert script.startswith("#!/bin/bash\n")
     assert "#SBATCH --nodes=2\n" in script
     (tmp_path / "job.sbatch").write_text(script)
     _ran("bash", "-n", "job.sbatch", cwd=tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["job.sbatch", "train.py"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["job.log", "job.sbatch", "train.py"]
 
 
 ROOMS = (  # in which only the command that gets Ctrl-C asks for torch
