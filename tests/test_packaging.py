@@ -22,6 +22,7 @@ from tests.patience import finished, patience
 DATA = ("templates", "accelerate_configs")
 URL = "https://example.org/clusterrun"
 LOG = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+TOPS = ("clusterrun", "hydra_plugins")
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +35,9 @@ def setup_cfg() -> configparser.ConfigParser:
 def test_packages_that_are_listed_are_those_on_the_disk(
     setup_cfg: configparser.ConfigParser,
 ) -> None:
-    code = {path.parent for path in (ROOT / "clusterrun").rglob("*.py")}
+    code = {path.parent for top in TOPS for path in (ROOT / top).rglob("*.py")}
     on_disk = {".".join(path.relative_to(ROOT).parts) for path in code}
-    on_disk |= {f"clusterrun.{name}" for name in DATA}
+    on_disk |= {"hydra_plugins", *(f"clusterrun.{name}" for name in DATA)}
     assert sorted(setup_cfg["options"]["packages"].split()) == sorted(on_disk)
 
 
@@ -97,7 +98,8 @@ def test_wheel_holds_every_module_and_every_template(wheel: Path) -> None:
         held = {name for name in archive.namelist() if not name.split("/")[0].endswith("-info")}
     code = {
         str(path.relative_to(ROOT))
-        for path in (ROOT / "clusterrun").rglob("*")
+        for top in TOPS
+        for path in (ROOT / top).rglob("*")
         if path.is_file() and path.suffix != ".pyc"
     }
     data = {
