@@ -27,7 +27,7 @@ PAGES = sorted(
     for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *listed(ROOT / "examples")]
     if page.suffix == ".md"
 )
-KINDS = {"local", "slurm", "render", "logs", "config"}
+KINDS = {"local", "slurm", "render", "logs", "config", "hydra"}
 ENDED_RUN = (
     "cd examples; clusterrun submit --cluster local --nodes 2 --gpus-per-node 2 --device cpu "
     "--wait train_lm.py --max-steps 40"
@@ -206,17 +206,27 @@ def test_the_python_lines_run_outside_a_run() -> None:
         assert (done.returncode, done.stdout[: len(start)]) == (0, start), done.stderr
 
 
-def test_the_lines_about_a_handle_run(tmp_path: Path) -> None:
-    (text,) = blocks("handle", START)
-    (tmp_path / "clusterrun.yaml").write_text("script: train_lm.py\n")
-    (tmp_path / "train_lm.py").write_text("")
+@pytest.mark.parametrize(
+    ("kind", "page", "said"),
+    [
+        ("handle", START, ["L1 COMPLETED 0", "trained"]),
+        ("jobs", "docs/reference/python.md", ["L1 COMPLETED", "L2 COMPLETED", *["trained"] * 2]),
+    ],
+)
+def test_the_lines_about_a_handle_run(
+    tmp_path: Path, kind: str, page: str, said: list[str]
+) -> None:
+    (text,) = blocks(kind, page)
+    (tmp_path / "clusterrun.yaml").write_text("cluster: local\n")
+    for script in ("train_lm.py", "train.py"):
+        (tmp_path / script).write_text("")
     (tmp_path / "templates").mkdir()
     write = 'mkdir -p "$1/logs/a1"; echo "1700000000000100 0 o trained" > "$1/logs/a1/n0.log"'
     (tmp_path / "templates/node.sh.j2").write_text(f"#!/bin/bash\n{write}\n")
     env = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
     argv = [sys.executable, "-c", text]
     done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
-    assert done.stdout == "L1 COMPLETED 0\ntrained\n"
+    assert sorted(done.stdout.splitlines()) == said
 
 
 # docs/checkpoints.md

@@ -181,8 +181,8 @@ def _default(field: Field) -> str:
 
 
 def _python() -> Iterator[str]:
-    yield f"{NOTICE}\n# Python\n"
-    yield "Names not listed here may change without notice.\n\n## `import clusterrun`"
+    yield f"{NOTICE}\n# Python\n\n{(HERE / 'python.txt').read_text()}"
+    yield "# Names\n\nNames not listed here may change without notice.\n\n## `import clusterrun`"
     for name in clusterrun.__all__:
         if not name.startswith("_"):
             yield from _object(name, getattr(clusterrun, name))
