@@ -1,4 +1,4 @@
-"""Write the reference pages from the code: `python docs/reference/generate.py [DIRECTORY]`.
+"""Write the reference and the man pages: `python docs/reference/generate.py [DIRECTORY]`.
 
 A test compares the pages with what this script would write.
 """
@@ -20,7 +20,7 @@ import yaml
 
 import clusterrun
 from clusterrun import runtime
-from clusterrun.cli.main import EXIT_CODES, VERBS, group
+from clusterrun.cli.main import EXAMPLES, EXIT_CODES, VERBS, group
 from clusterrun.cli.shared.closing import RETRIES
 from clusterrun.cli.shared.help import GroupedCommand
 from clusterrun.config.fields import Field, Kind
@@ -48,6 +48,10 @@ VALUES = {
 }
 NOTICE = "<!-- Written by docs/reference/generate.py: change the code, then run it. -->"
 
+ROFF = str.maketrans(
+    {"\\": r"\e", "-": r"\-", "'": r"\(aq", "`": r"\(ga", "~": r"\(ti", "^": r"\(ha", "\f": ""}
+)
+
 
 def pages() -> dict[str, str]:
     """Return the text of each page by its file name."""
@@ -59,6 +63,72 @@ def pages() -> dict[str, str]:
         "causes.md": "\n".join(_causes()),
         "checks.md": "\n".join(_checks()),
     }
+
+
+def man_pages() -> dict[str, str]:
+    """Return the text of each man page by its file name."""
+    verbs = {f"clusterrun-{name}.1": "\n".join(_man_verb(name)) for name in VERBS}
+    return {"clusterrun.1": "\n".join(_man_group()), **verbs}
+
+
+def _man_group() -> Iterator[str]:
+    yield _man_head("clusterrun", group.help or "")
+    yield from _man_command("clusterrun", group)
+    for heading in dict.fromkeys(verb.heading for verb in VERBS.values()):
+        yield f".SH {heading.upper()}"
+        for name, verb in VERBS.items():
+            if verb.heading == heading:
+                yield f".TP\n.BR clusterrun\\-{name} (1)\n{_roff(verb.summary)}"
+    codes = re.sub(r"^(\d+) {2,}", r".TP\n.B \1\n", EXIT_CODES.strip(), flags=re.MULTILINE)
+    yield ".SH EXIT STATUS\n" + re.sub(r"\n\n", "\n.PP\n", codes).replace("--", r"\-\-")
+    yield f".SH EXAMPLES\n{_man_prose(EXAMPLES)}\n"
+
+
+def _man_verb(name: str) -> Iterator[str]:
+    yield _man_head(f"clusterrun-{name}", VERBS[name].summary)
+    yield from _man_command(f"clusterrun {name}", _find(name))
+    yield ".SH SEE ALSO\n.BR clusterrun (1)\n"
+
+
+def _man_head(page: str, summary: str) -> str:
+    what = summary[0].lower() + summary[1:].rstrip(".")
+    title = f'.TH {page.upper()} 1 "" clusterrun "clusterrun manual"\n.nh\n.ad l'
+    return f"{title}\n.SH NAME\n{page} \\- {_roff(what)}"
+
+
+def _man_command(path: str, command: click.Command) -> Iterator[str]:
+    ctx = click.Context(command, info_name=path)
+    is_grouped = isinstance(command, GroupedCommand)
+    yield f".SH SYNOPSIS\n.B {path}\n{_roff(' '.join(command.collect_usage_pieces(ctx)))}"
+    yield f".SH DESCRIPTION\n{_man_prose(command.help or '')}\n.SH OPTIONS"
+    if is_grouped and command.unlisted:
+        yield "The options of a job are those of\n.BR clusterrun\\-submit (1)."
+    by_heading: dict[str, list[click.Option]] = {}
+    for option in _options(command, ctx):
+        by_heading.setdefault(getattr(option, "heading", "Output"), []).append(option)
+    for heading, options in by_heading.items():
+        yield from [f".SS {heading}"] if len(by_heading) > 1 else []
+        for option in options:
+            yield f".TP\n.B {_roff(_spelling(option, ctx))}"
+            yield _roff(" ".join((option.help or "").split()))
+    if isinstance(command, click.Group) and command is not group:
+        for name, below in command.commands.items():
+            yield from _man_command(f"{path} {name}", below)
+
+
+def _man_prose(text: str) -> str:
+    """Return a docstring as roff: click keeps some lines, and each has what it does below it."""
+    parts = inspect.cleandoc(text).split("\n\n")
+    for n, part in enumerate(parts):
+        kept = part.startswith("\b")
+        lines = re.sub(r"(?<=\S) {2,}(?=[a-z])", "\n    ", part[2:].strip()) if kept else part
+        parts[n] = f".nf\n{_roff(lines)}\n.fi" if kept else _roff(part)
+    return "\n.PP\n".join(parts)
+
+
+def _roff(text: str) -> str:
+    """Escape what roff would read as a request."""
+    return re.sub(r"^\.", r"\\&.", text.translate(ROFF), flags=re.MULTILINE)
 
 
 def _causes() -> Iterator[str]:
@@ -93,7 +163,8 @@ def _checks() -> Iterator[str]:
 
 def _commands() -> Iterator[str]:
     yield f"{NOTICE}\n# Commands\n"
-    yield "`-h` or `--help` prints the common options of a command, `--help-all` prints all.\n"
+    yield "`-h` or `--help` prints the common options of a command, `--help-all` prints all."
+    yield "`man clusterrun-submit` shows all options of `submit`; each command has such a page.\n"
     yield "| command | what it does |\n|---|---|"
     for name, verb in VERBS.items():
         yield f"| [{name}](#clusterrun-{name}) | {_cell(verb.summary)} |"
@@ -113,19 +184,22 @@ def _command(path: str, command: click.Command) -> Iterator[str]:
     usage = " ".join([path, *command.collect_usage_pieces(ctx)])
     yield f"\n## {path}\n\n```\n{usage}\n```\n"
     yield _prose(command.help or "")
-    if isinstance(command, GroupedCommand):
-        options = list(command.listed_options(ctx))
-    else:
-        found = (each for each in command.get_params(ctx) if isinstance(each, click.Option))
-        options = [option for option in found if not option.hidden]
     if isinstance(command, GroupedCommand) and command.unlisted:
         yield "\nThe options of a job are those of [submit](#clusterrun-submit)."
     yield "\n| option | meaning |\n|---|---|"
-    for option in options:
-        yield f"| `{_cell(_spelling(option, ctx))}` | {_cell(option.help or '')} |"
+    for option in _options(command, ctx):
+        yield f"| `{_cell(_spelling(option, ctx))}` | {_cell(_plain(option.help or ''))} |"
     if isinstance(command, click.Group):
         for name, below in command.commands.items():
             yield from _command(f"{path} {name}", below)
+
+
+def _options(command: click.Command, ctx: click.Context) -> Iterator[click.Option]:
+    if isinstance(command, GroupedCommand):
+        yield from command.listed_options(ctx)
+    else:
+        found = (each for each in command.get_params(ctx) if isinstance(each, click.Option))
+        yield from (option for option in found if not option.hidden)
 
 
 def _spelling(option: click.Option, ctx: click.Context) -> str:
@@ -276,6 +350,7 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    target = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE
-    for name, text in pages().items():
-        (target / name).write_text(text)
+    given = Path(sys.argv[1]) if len(sys.argv) > 1 else None
+    for place, written in ((HERE, pages()), (HERE.parents[1] / "man", man_pages())):
+        for name, text in written.items():
+            ((given or place) / name).write_text(text)
