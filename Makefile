@@ -3,6 +3,7 @@
 # make check     the fast part of it: no Slurm, no training
 # make check-user, check-newer  the fast part as another user, and with a newer Python; as root
 # make test-all  the long form: every fault, each guide's training, 64 nodes
+# make site      these pages as a web site, in build/site
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -13,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install $(if $(MAKE_TERM
 CHECK := HYPOTHESIS_PROFILE=same $(BIN)/python -m pytest -q -n 4 --dist worksteal --part fast
 SIDE_BY_SIDE := $(BIN)/python -m pytest -q -n 4 --dist loadgroup --durations=15
 
-.PHONY: demo test test-all check check-user check-newer lint slurm diagnose-score clean
+.PHONY: demo test test-all check check-user check-newer lint slurm site diagnose-score clean
 
 demo: $(VENV)/.train
 	cd examples && $(abspath $(BIN))/clusterrun submit --cluster local --nodes 2 --gpus-per-node 2 --device cpu --follow train_lm.py --max-steps 150
@@ -25,7 +26,7 @@ demo: $(VENV)/.train
 test: slurm check
 	$(SIDE_BY_SIDE) --part slow
 
-test-all: lint slurm $(VENV)/.styles
+test-all: lint slurm site $(VENV)/.styles
 	$(BIN)/python -m pytest -q -n 4 --part fast
 	$(SIDE_BY_SIDE) --part slow-and-long
 
@@ -60,6 +61,13 @@ $(VENV)/.dev: $(VENV)/.train
 $(VENV)/.styles: $(VENV)/.dev
 	$(PIP) --editable '.[train,examples,dev,styles]'
 	touch $@
+
+$(VENV)/.site: $(VENV)/bin/python setup.cfg constraints.txt
+	$(PIP) --editable '.[site]'
+	touch $@
+
+site: $(VENV)/.site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # Scores `clusterrun diagnose` on logs of known causes: DIR has NAME/log.txt and NAME/meta.json.
 diagnose-score: $(VENV)/.dev

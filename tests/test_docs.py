@@ -65,6 +65,13 @@ def anchors(text: str) -> set[str]:
     return {each.strip().lower().replace(" ", "-") for each in words}
 
 
+def test_the_site_lists_each_page_once() -> None:
+    text = (ROOT / "mkdocs.yml").read_text()
+    shown = re.findall(r"^ +- (?:.*: )?(\S+\.md)$", text, re.MULTILINE)
+    results = [str(p.relative_to(ROOT)) for p in listed(ROOT / "benchmarks") if p.suffix == ".md"]
+    assert sorted(shown) == sorted([*PAGES, *results])
+
+
 def test_messages_of_ours_that_troubleshooting_quotes_exist() -> None:
     """Check the fragments in the tables of `clusterrun's message`, as one string literal each."""
     page = (ROOT / "docs/troubleshooting.md").read_text()
