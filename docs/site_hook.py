@@ -103,17 +103,20 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Replace what is in docs/ with the pages of `nav` and the pictures."""
+    """Replace what is in docs/ with the pages of `nav` and what they show and load."""
     for file in [each for each in files if each.src_dir == config.docs_dir]:
         files.remove(file)
     pictures = (str(path.relative_to(ROOT)) for path in ROOT.glob("docs/images/*.svg"))
-    for path in (*nav_paths(config.nav), *pictures):
+    loaded = (*config.extra_css, *map(str, config.extra_javascript))
+    for path in (*nav_paths(config.nav), *pictures, *loaded):
         files.append(File.generated(config, path, abs_src_path=str(ROOT / path)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> None:
-    """Tell the parser which page comes."""
+    """Tell the parser which page comes; let the search list pages of explanation first."""
+    if posixpath.dirname(page.file.src_uri) == "docs":
+        page.meta["search"] = {"boost": 3}
     GITHUB.on(page, files, config)
 
 

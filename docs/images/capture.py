@@ -40,7 +40,7 @@ SHOWN = ("clusterrun status", "clusterrun logs --errors --attempt 1 -n 3")
 DARK = {"31": "#ff7b72", "32": "#7ee787", "33": "#e3b341", "36": "#79c0ff", "2": "#8b949e"}
 LIGHT = {"31": "#cf222e", "32": "#116329", "33": "#7d4e00", "36": "#0969da", "2": "#59636e"}
 ANSI = re.compile(r"\x1b\[([\d;]*)m")
-STYLE = "font: 13px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; white-space: pre"
+STYLE = "font: 13px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace"
 LINE_PX, CHAR_PX, MARGIN_PX = 18, 7.85, 16
 
 
@@ -137,7 +137,8 @@ def picture(lines: list[str]) -> str:
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} xml:space="preserve">'
     light = _colours("#ffffff", "#1f2328", LIGHT)
     only = f"@media (prefers-color-scheme: light) {{ {light} }}"
-    style = f"<style>{_colours('#0d1117', '#e6edf3', DARK)} {only}</style>"
+    kept = "text { white-space: pre }"  # browsers do not pass it down to text
+    style = f"<style>{kept} {_colours('#0d1117', '#e6edf3', DARK)} {only}</style>"
     box = '<rect width="100%" height="100%" rx="8"/>'
     return "\n".join([head, style, box, f'<g style="{STYLE}">', *rows, "</g></svg>\n"])
 
