@@ -15,6 +15,7 @@ import pytest
 
 from clusterrun.config.environments import read_step
 from clusterrun.config.load import load_spec
+from clusterrun.diagnosis import table
 from clusterrun.logformat.lines import Stream
 from clusterrun.logs.views import _MARKS
 from clusterrun.shared import checkpoint_files
@@ -99,8 +100,10 @@ def test_the_marks_of_log_lines_are_explained() -> None:
 def test_the_reference_is_what_the_code_says(tmp_path: Path) -> None:
     subprocess.run([sys.executable, ROOT / "docs/reference/generate.py", tmp_path], check=True)
     for page in tmp_path.iterdir():
-        place = "man" if page.suffix == ".1" else "docs/reference"
-        kept = (ROOT / place / page.name).read_text()
+        place = {".1": ROOT / "man", ".json": table.CAUSES}.get(
+            page.suffix, ROOT / "docs/reference"
+        )
+        kept = (place / page.name).read_text()
         assert kept == page.read_text(), "run docs/reference/generate.py"
 
 

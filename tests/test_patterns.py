@@ -19,7 +19,7 @@ import pytest
 
 import clusterrun
 from clusterrun.config import secrets
-from clusterrun.diagnosis.table import bounded, built_in
+from clusterrun.diagnosis.table import SignPattern, bounded, built_in
 from clusterrun.logformat.literals import parser, sre
 
 compiler = importlib.import_module("re._compiler" if sys.version_info >= (3, 11) else "sre_compile")
@@ -54,7 +54,9 @@ def patterns_of(room: str) -> Iterator[tuple[str, re.Pattern[Any]]]:
 
 
 def inside(value: Any) -> Iterator[re.Pattern[Any]]:
-    if isinstance(value, re.Pattern):
+    if isinstance(value, SignPattern):
+        yield value.compiled
+    elif isinstance(value, re.Pattern):
         yield value
     elif isinstance(value, list | tuple | dict | frozenset):
         for each in value.values() if isinstance(value, dict) else value:

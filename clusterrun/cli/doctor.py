@@ -138,7 +138,7 @@ def pages() -> dict[str, Page]:
 
 
 def _page_of_cause(cause: KnownCause) -> Page:
-    signs = [f"{sign.written}  [{sign.seen or 'any version'}]" for sign in cause.signs]
+    signs = [f"{sign.text.written}  [{sign.seen or 'any version'}]" for sign in cause.signs]
     rows = [("do", str(advice)) for advice in cause.do] + [("sign", text) for text in signs]
     return cause.means, rows
 

@@ -13,7 +13,6 @@ from clusterrun.diagnosis.collectives import WORDS, Works
 from clusterrun.diagnosis.lines import PrintedLine
 from clusterrun.diagnosis.table import CAUSAL, Domain, KnownCause, Role, Sign, Table
 from clusterrun.diagnosis.training import STEPS, TrainingLog
-from clusterrun.logformat.literals import literals_of
 
 BEFORE, AFTER = 40, 12  # lines of a process around a sign that `near` and `unless` read
 _AROUND: Final = BEFORE + 1 + AFTER
@@ -119,7 +118,7 @@ class Scanner:
         self._signs = [(cause, sign) for cause in table.values() for sign in cause.signs]
         self._literals: dict[str, list[tuple[str, int]]] = defaultdict(list)  # by beginning
         for number, (_, sign) in enumerate(self._signs):
-            for literal in map(form_of, literals_of(sign.text) or ("",)):
+            for literal in map(form_of, sign.text.literals or ("",)):
                 beginning = literal[:_PART] if len(literal) >= _PART else ""
                 self._literals[beginning].append((literal, number))
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import functools
+import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
 from clusterrun.diagnosis.kinds import Advice, Retry
 
 CAUSES: Final = Path(__file__).parent / "causes"
+GENERATED: Final = "causes.json"  # docs/reference/generate.py writes it
 EVERYTHING, LATER = "everything", "later"  # in `explains`: any other cause, any later one
 _MOST: Final = 1000  # letters that a repeat of a pattern takes
 _REPEAT: Final = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|(?P<repeat>[*+]|\{(?P<least>\d*),\})")
@@ -48,16 +48,44 @@ class Domain(str, Enum):
     UNKNOWN = "unknown"
 
 
+class SignPattern:
+    """A pattern of the table, which is compiled when a text is first matched with it.
+
+    `literals` are texts of which each match contains one, but for letter case; none: unknown.
+    """
+
+    def __init__(self, written: str, literals: Sequence[str] | None = None) -> None:
+        self.written = written
+        self._literals = literals
+
+    @functools.cached_property
+    def compiled(self) -> re.Pattern[str]:
+        """The pattern, with a limit on each repeat. Raises re.error."""
+        return bounded(self.written)
+
+    @functools.cached_property
+    def literals(self) -> tuple[str, ...]:
+        """The literals: those of the generated file, else read from the pattern."""
+        if self._literals is not None:
+            return tuple(self._literals)
+        from clusterrun.logformat.literals import literals_of  # slow to import
+
+        return literals_of(self.compiled)
+
+    def search(self, text: str) -> re.Match[str] | None:
+        """Find the first match in a text."""
+        return self.compiled.search(text)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sign:
     """A line that points to a cause."""
 
-    text: re.Pattern[str]
+    text: SignPattern
     role: Role
-    written: str = ""  # the text as the table has it
     seen: str = ""  # programs and versions that print it
-    near: re.Pattern[str] | None = None  # must be in the lines of its process around it
-    unless: re.Pattern[str] | None = None  # must not be there
+    near: SignPattern | None = None  # must be in the lines of its process around it
+    unless: SignPattern | None = None  # must not be there
     before_steps: bool = False  # counts only before the first training step
     of_victim: bool = False  # the rank that prints it suffers from another one
 
@@ -71,7 +99,7 @@ class KnownCause:
     retry: Retry = Retry.MAYBE
     blames_node: bool = False
     generic: bool = False  # yields to specific causes
-    repeats: re.Pattern[str] | None = None  # the beginning of a sign: a new try fails again
+    repeats: SignPattern | None = None  # the beginning of a sign: a new try fails again
     means: str = ""
     do: tuple[Advice, ...] = ()
     explains: frozenset[str] = frozenset()  # causes that are its consequences if both are found
@@ -83,18 +111,51 @@ Table = Mapping[str, KnownCause]
 
 @functools.cache
 def built_in() -> Table:
-    """Return the causes by id."""
-    return parse(file.read_text(encoding="utf-8") for file in sorted(CAUSES.glob("*.yaml")))
+    """Return the causes by id, from the generated file if it is that of the YAML files."""
+    files = {file.name: file.stat().st_size for file in sorted(CAUSES.glob("*.yaml"))}
+    if (generated := CAUSES / GENERATED).exists():
+        known = json.loads(generated.read_text(encoding="utf-8"))
+        if known["files"] == files:
+            return _table(known["rows"], iter(known["literals"]))
+    return parse((CAUSES / name).read_text(encoding="utf-8") for name in files)
+
+
+def generated() -> str:
+    """Return the content of the generated file, with which no YAML and no pattern is parsed."""
+    files = sorted(CAUSES.glob("*.yaml"))
+    rows = _rows(file.read_text(encoding="utf-8") for file in files)
+    signs = [sign for cause in _table(rows, iter(())).values() for sign in cause.signs]
+    data = {
+        "files": {file.name: file.stat().st_size for file in files},
+        "rows": rows,
+        "literals": [sign.text.literals for sign in signs],
+    }
+    return json.dumps(data, ensure_ascii=False, indent=0) + "\n"
 
 
 def parse(texts: Iterable[str]) -> Table:
-    """Read YAML lists of causes."""
+    """Read YAML lists of causes. Raises YAMLError, re.error and others."""
+    table = _table(_rows(texts), iter(()))
+    for sign in (sign for cause in table.values() for sign in cause.signs):
+        for pattern in filter(None, (sign.text, sign.near, sign.unless)):
+            _ = pattern.compiled  # a plug-in's mistake is found here
+    return table
+
+
+def _rows(texts: Iterable[str]) -> list[Any]:
+    import yaml  # slow to import
+
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    causes = [_cause(row) for text in texts for row in yaml.load(text, Loader=loader)]
+    return [row for text in texts for row in yaml.load(text, Loader=loader)]
+
+
+def _table(rows: Iterable[Any], literals: Iterator[Sequence[str]]) -> Table:
+    """Read causes; `literals` are those of all signs in their order, or none."""
+    causes = [_cause(row, literals) for row in rows]
     return {cause.id: cause for cause in causes}
 
 
-def _cause(row: Any) -> KnownCause:
+def _cause(row: Any, literals: Iterator[Sequence[str]]) -> KnownCause:
     """Read a cause from a mapping, whose `role` is the default role of its signs."""
     values = {**row, "id": str(row["id"])}
     role = Role(values.pop("role", Role.ROOT))
@@ -103,24 +164,24 @@ def _cause(row: Any) -> KnownCause:
     return KnownCause(
         domain=Domain(values.pop("domain", Domain.UNKNOWN)),
         retry=Retry(values.pop("retry", Retry.MAYBE)),
-        repeats=bounded(repeats) if repeats else None,
+        repeats=SignPattern(repeats) if repeats else None,
         do=tuple(
             Advice(**each) if isinstance(each, dict) else Advice(text=str(each)) for each in advice
         ),
         explains=frozenset(values.pop("explains", ())),
-        signs=tuple(_sign(sign, role) for sign in values.pop("signs", ())),
+        signs=tuple(_sign(sign, role, literals) for sign in values.pop("signs", ())),
         **values,
     )
 
 
-def _sign(row: Any, role: Role) -> Sign:
+def _sign(row: Any, role: Role, literals: Iterator[Sequence[str]]) -> Sign:
     """Read a sign: a pattern, or a mapping with the pattern as `text`."""
     values = {"text": row} if isinstance(row, str) else dict(row)
-    written = values["text"]
-    for name in ("text", "near", "unless"):
+    values["text"] = SignPattern(values["text"], next(literals, None))
+    for name in ("near", "unless"):
         if name in values:
-            values[name] = bounded(values[name])
-    return Sign(**{**values, "written": written, "role": Role(values.get("role", role))})
+            values[name] = SignPattern(values[name])
+    return Sign(**{**values, "role": Role(values.get("role", role))})
 
 
 def bounded(pattern: str) -> re.Pattern[str]:

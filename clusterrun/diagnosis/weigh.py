@@ -54,7 +54,9 @@ class Verdict:
     def retry(self) -> Retry:
         """Return whether another try helps; a cause that is not confirmed leaves it open."""
         if self.cause.repeats is not None:
-            would_repeat = self.is_shared or self.cause.repeats.match(self.first.line.text.strip())
+            would_repeat = self.is_shared or self.cause.repeats.compiled.match(
+                self.first.line.text.strip()
+            )
             return Retry.NO if would_repeat else self.cause.retry
         return Retry.MAYBE if self.status is Certainty.UNCONFIRMED else self.cause.retry
 

@@ -25,7 +25,7 @@ from clusterrun.cli.shared.closing import RETRIES
 from clusterrun.cli.shared.help import GroupedCommand
 from clusterrun.config.fields import Field, Kind
 from clusterrun.config.spec import FIELDS
-from clusterrun.diagnosis.table import built_in
+from clusterrun.diagnosis.table import CAUSES, GENERATED, built_in, generated
 from clusterrun.health.node import pages as check_pages
 from clusterrun.linting.rule import rules
 from clusterrun.verbs.doctor import places
@@ -351,6 +351,8 @@ def _cell(text: str) -> str:
 
 if __name__ == "__main__":
     given = Path(sys.argv[1]) if len(sys.argv) > 1 else None
-    for place, written in ((HERE, pages()), (HERE.parents[1] / "man", man_pages())):
+    causes = {GENERATED: generated()}
+    man = HERE.parents[1] / "man"
+    for place, written in ((HERE, pages()), (man, man_pages()), (CAUSES, causes)):
         for name, text in written.items():
             ((given or place) / name).write_text(text)

@@ -68,7 +68,7 @@ def test_each_sign_has_an_example() -> None:
         lines.setdefault(each["cause"], []).extend(texts)
     for cause in built_in().values():
         for sign in (sign for sign in cause.signs if sign.role in CAUSAL):
-            assert any(map(sign.text.search, lines[cause.id])), (cause.id, sign.text.pattern)
+            assert any(map(sign.text.search, lines[cause.id])), (cause.id, sign.text.written)
 
 
 def test_every_cause_tells_what_it_means_and_what_to_do() -> None:
