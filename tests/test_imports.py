@@ -76,6 +76,7 @@ def test_a_verb_loads_nothing_that_it_may_do_without() -> None:
     get = "; ".join(f"m.group.get_command(None, '{verb}')" for verb in verbs)
     loaded = _loaded(program=f"import clusterrun.cli.main as m; {get}")
     assert not loaded & (UNNEEDED | {"asyncio", "concurrent", "psutil"})
+    assert not _loaded("diagnose", os.devnull) & (UNNEEDED | {"asyncio", "concurrent", "psutil"})
 
 
 def test_what_submit_imports_makes_few_dataclasses_and_compiles_few_patterns() -> None:

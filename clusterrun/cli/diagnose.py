@@ -14,11 +14,10 @@ from typing import Any, Final
 
 import click
 
-from clusterrun.backends.slurm.query import outputs_of
 from clusterrun.cli.shared import complete, output
 from clusterrun.cli.shared.closing import failure_rows
+from clusterrun.cli.shared.help import explain_option
 from clusterrun.cli.shared.job_view import choose_attempts, cut, find_announced, timestamp
-from clusterrun.cli.shared.options import explain_option
 from clusterrun.config.secrets import is_secret, redacted
 from clusterrun.diagnosis.weigh import Verdict
 from clusterrun.errors import ClusterrunError, Exit, JobNotFoundError, UsageError
@@ -43,7 +42,6 @@ from clusterrun.verbs.diagnose import (
 )
 from clusterrun.verbs.hangs import LASTING_S, Hang, groups, locate_ranks, sentences
 from clusterrun.verbs.remedies import retry_of, run_of, to_do
-from clusterrun.verbs.status import status
 
 _SLURM_ID: Final = re.compile(r"[0-9]+(?:_[0-9]+)?")  # of a job, or of a task of a job array
 _NAMED: Final = 2  # logs of a job: its output and its errors
@@ -147,6 +145,8 @@ def _of_others(word: str, unknown: JobNotFoundError) -> tuple[Sequence[str], Job
         return [word], None
     if not _SLURM_ID.fullmatch(word) or not shell.find("scontrol"):
         raise unknown
+    from clusterrun.backends.slurm.query import outputs_of  # most logs are named
+
     states, logs = outputs_of(word)
     if not logs:
         hint = f"pass its log: clusterrun diagnose slurm-{word}.out"
@@ -262,6 +262,8 @@ def _verdict_object(verdict: Verdict, found: Diagnosis) -> dict[str, Any]:
 
 def _show_stacks(record: JobRecord, *, as_json: bool) -> Exit:
     """Print where the ranks are; return Exit.NO if ranks miss a collective."""
+    from clusterrun.verbs.status import status
+
     found = status(record)
     hang = locate_ranks(found)
     head = {"job_id": found.record.job_id, "attempt": found.attempt}

@@ -12,7 +12,8 @@ from typing import Final
 import click
 
 from clusterrun.cli.shared import output
-from clusterrun.cli.shared.options import JobOptions, ScriptCommand, explain_option, job_options
+from clusterrun.cli.shared.help import explain_option
+from clusterrun.cli.shared.options import JobOptions, ScriptCommand, job_options
 from clusterrun.diagnosis.table import KnownCause
 from clusterrun.errors import Exit, UsageError
 from clusterrun.health import node

@@ -13,6 +13,7 @@ import click
 
 from clusterrun.backends.machine_facts import read_script
 from clusterrun.cli.shared import options, output, submission
+from clusterrun.cli.shared.help import explain_option
 from clusterrun.config.choices import Device
 from clusterrun.config.load import Given
 from clusterrun.errors import ClusterrunError, Exit, SchedulerUnreachableError, UsageError, describe
@@ -220,7 +221,7 @@ def _write_files(prepared: Prepared, directory: Path) -> None:
 
 @click.command(cls=options.ScriptCommand)
 @options.job_options()
-@options.explain_option
+@explain_option
 @output.json_option
 def check_command(job: options.JobOptions, *, as_json: bool) -> Exit:
     """Look for pitfalls in a script and its launch.

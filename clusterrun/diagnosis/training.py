@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import statistics
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -224,6 +223,8 @@ def _has_jumped(values: list[float]) -> bool:
     usual = values[: -len(tail)][-_USUAL:]
     if not usual:
         return False
+    import statistics  # slow to import, and most logs have no losses
+
     base, level = statistics.median(usual), statistics.fmean(tail)
     are_all_above = min(tail) > _ABOVE * base > 0
     is_far_above = level > max(_RATIO * base, base + _JUMP)
@@ -237,6 +238,8 @@ def _has_risen(values: list[float]) -> bool:
     blocks = [sorted(values[start : start + size]) for start in starts]
     if len(blocks) < STEPS:
         return False
+    import statistics
+
     lowest, last = min(blocks[:-1], key=statistics.median), blocks[-1]
     base, level = statistics.median(lowest), statistics.median(last)
     highest = max(map(statistics.median, blocks))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from clusterrun.config.choices import Device
 from clusterrun.health import checks, machine, paths
@@ -22,7 +22,10 @@ from clusterrun.health.gpus import ANSWER_S, GpuAnswer, device_names, gpu_checks
 from clusterrun.launch.plan import Plan
 from clusterrun.shared.files import needed_descriptors
 from clusterrun.shared.finding import Finding
-from clusterrun.shared.installed import Plugin, PluginGroup, load_all
+from clusterrun.shared.installed import PluginGroup, load_all
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +144,7 @@ def plugin_checks() -> tuple[str, ...]:
     """
     before = {**_table(), **own_checks()}
 
-    def add(plugin: Plugin) -> None:
+    def add(plugin: EntryPoint) -> None:
         kept = dict(_CHECKS)
         plugin.load()
         added = {name: each for name, each in _CHECKS.items() if kept.get(name) is not each}

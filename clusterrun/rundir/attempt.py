@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import secrets
+import os
 import time
 from dataclasses import dataclass, replace
 from typing import Any
@@ -50,7 +50,7 @@ def take_attempt(paths: RunPaths, number: int, owner: str) -> bool:
         owner=owner,
         taken_at=round(time.time(), 3),
         printed=files.size_of(paths.batch_output),  # so far: all attempts share it
-        secret=secrets.token_hex(32),
+        secret=os.urandom(32).hex(),
     )
     try:
         files.create(paths.attempt_record(number), reading.as_text(record, SCHEMA))

@@ -7,7 +7,7 @@ ranks are.
 from __future__ import annotations
 
 import contextlib
-import secrets
+import os
 import time
 from dataclasses import dataclass
 from enum import Enum
@@ -89,7 +89,7 @@ def write_request(path: Path, reason: Reason) -> None:
 
 def request_look(directory: Path) -> Path:
     """Request a look at the ranks; return the request's path. Raises OSError."""
-    (path := directory / f"look-{secrets.token_hex(4)}.fr").touch(mode=0o600)
+    (path := directory / f"look-{os.urandom(4).hex()}.fr").touch(mode=0o600)
     return path
 
 

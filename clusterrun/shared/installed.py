@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
-import operator
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from clusterrun.config.choices import ENTRY_POINTS
 from clusterrun.errors import shortened
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 T = TypeVar("T")
 _LETTERS: Final = 300  # of an error of a package
@@ -48,11 +49,7 @@ def versions_in(places: Sequence[str], packages: Iterable[str]) -> dict[str, str
 
 
 def _version(metadata: str) -> str:
-    return _field("Version", metadata)
-
-
-def _field(name: str, metadata: str) -> str:
-    found = re.search(rf"^{name}: *(.+)$", metadata, re.MULTILINE)
+    found = re.search(r"^Version: *(.+)$", metadata, re.MULTILINE)
     return found[1].strip() if found else ""
 
 
@@ -60,23 +57,6 @@ def metadata_of(package: str) -> str:
     """Return the metadata of an installed package; empty if there is none."""
     path = _metadata_paths(tuple(sys.path)).get(_normalized(package))
     return _text_in(path) if path else ""
-
-
-def _entry_points(group: str) -> Iterator[tuple[str, str, str]]:
-    """Yield name, value and package, with its version, of each entry point of a group."""
-    for path in _metadata_paths(tuple(sys.path)).values():
-        with (
-            contextlib.suppress(OSError),
-            open(
-                os.path.join(path, "entry_points.txt"), encoding="utf-8", errors="replace"
-            ) as file,
-        ):
-            _, _, after = file.read().partition(f"[{group}]\n")
-            points = re.findall(r"^([^=\s]+) *= *(\S+)", after.partition("\n[")[0], re.MULTILINE)
-            if points:
-                text = _text_in(path)
-                package = f"{_field('Name', text)} {_version(text)}"
-                yield from ((name, value, package) for name, value in points)
 
 
 @functools.cache
@@ -115,32 +95,26 @@ class PluginGroup(str, Enum):
     CAUSES = "clusterrun.causes"
 
 
-class Plugin(NamedTuple):
-    """An entry point of an installed package."""
+def plugins(group: PluginGroup) -> Sequence[EntryPoint]:
+    """Return the entry points of a group; nothing of them is imported."""
+    for path in _metadata_paths(tuple(sys.path)).values():
+        with contextlib.suppress(OSError), open(os.path.join(path, "entry_points.txt")) as file:
+            if group.value in file.read():
+                from importlib.metadata import entry_points
 
-    group: PluginGroup
-    name: str
-    value: str  # a module, or `module:name`
-    package: str  # its name and version
-
-    def __str__(self) -> str:
-        """Return what it adds, in words."""
-        what = self.group.value.rpartition(".")[2]
-        return f"{what} '{self.name}' of {self.package}"
-
-    def load(self) -> Any:
-        """Import the module, and return it or what it has by the name. Raises anything."""
-        module, _, name = self.value.partition(":")
-        found = importlib.import_module(module)
-        return operator.attrgetter(name)(found) if name else found
+                return tuple(entry_points(group=group.value))
+    return ()
 
 
-def plugins(group: PluginGroup) -> Iterator[Plugin]:
-    """Yield the plug-ins of a group; nothing of them is imported."""
-    return (Plugin(group, *point) for point in _entry_points(group.value))
+def plugin_text(plugin: EntryPoint) -> str:
+    """Return what a package adds, in words."""
+    package = f" of {plugin.dist.name} {plugin.dist.version}" if plugin.dist else ""
+    return f"{plugin.group.rpartition('.')[2]} '{plugin.name}'{package}"
 
 
-def load_all(group: PluginGroup, read: Callable[[Plugin], T]) -> tuple[list[T], tuple[str, ...]]:
+def load_all(
+    group: PluginGroup, read: Callable[[EntryPoint], T]
+) -> tuple[list[T], tuple[str, ...]]:
     """Return what `read` makes of each plug-in, and a line for each for which it raises."""
     found, broken = list[T](), list[str]()
     for plugin in plugins(group):
@@ -148,5 +122,5 @@ def load_all(group: PluginGroup, read: Callable[[Plugin], T]) -> tuple[list[T], 
             found.append(read(plugin))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - it is not ours
             why = shortened(" ".join(repr(error).split()), _LETTERS)
-            broken.append(f"{plugin} cannot be loaded: {why}")
+            broken.append(f"{plugin_text(plugin)} cannot be loaded: {why}")
     return found, tuple(broken)

@@ -16,9 +16,8 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import TYPE_CHECKING, BinaryIO, Final
 
-from clusterrun.backends.status import JobStatus
 from clusterrun.diagnosis.kinds import Memory, Note, NoteSource
 from clusterrun.diagnosis.lines import PrintedLine, read_line
 from clusterrun.diagnosis.scan import UNCAUGHT, Scanner
@@ -39,12 +38,16 @@ from clusterrun.rundir.outcome import Outcome, ShortVerdict
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.files import end_of
-from clusterrun.shared.installed import Plugin, PluginGroup, load_all
+from clusterrun.shared.installed import PluginGroup, load_all
 from clusterrun.shared.state import JobState
 from clusterrun.shared.typed import decoded
 from clusterrun.verbs import hangs
 from clusterrun.verbs.find import Which, find_record
-from clusterrun.verbs.status import status
+
+if TYPE_CHECKING:  # slow to import
+    from importlib.metadata import EntryPoint
+
+    from clusterrun.backends.status import JobStatus
 
 STDIN: Final = "-"
 AGENTS, SLURM = NoteSource.AGENT.value, "Slurm"
@@ -89,6 +92,8 @@ def diagnose(job: Which | None = None, *, attempt: int | None = None) -> Diagnos
 
     None is this project's newest run, and its newest attempt. Raises JobNotFoundError.
     """
+    from clusterrun.verbs.status import status
+
     found = status(find_record(job))
     newest = found.record.paths.newest_attempt()
     number = newest if attempt is None else attempt
@@ -162,7 +167,7 @@ def causes() -> tuple[Table, tuple[str, ...]]:
     """Return all causes by id, those of installed packages too, and what cannot be loaded."""
     table = dict(built_in())
 
-    def add(plugin: Plugin) -> None:
+    def add(plugin: EntryPoint) -> None:
         directory = Path(plugin.load().__path__[0])
         added = parse(file.read_text("utf-8") for file in sorted(directory.glob("*.yaml")))
         if not added:

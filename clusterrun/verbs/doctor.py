@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from clusterrun.backends import select
 from clusterrun.backends.environment import scrubbed
@@ -42,12 +42,15 @@ from clusterrun.shared import shell
 from clusterrun.shared.files import end_of
 from clusterrun.shared.finding import Finding, Severity, bad, fail, note, ok, skip
 from clusterrun.shared.hostlist import fold_hosts, parse_hostlist
-from clusterrun.shared.installed import Plugin, PluginGroup, load_all, plugins
+from clusterrun.shared.installed import PluginGroup, load_all, plugin_text, plugins
 from clusterrun.shared.state import JobState
 from clusterrun.shared.wording import count, dotted
 from clusterrun.verbs.diagnose import causes
 from clusterrun.verbs.render import Prepared, check, prepare
 from clusterrun.verbs.submit import submit_prepared
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 DEADLINE_S: Final = 4.0  # a domain that a file system, a driver or Slurm blocks is left behind
 STAND_IN: Final = "__hello__"  # a module that every Python has, for a job without a script
@@ -160,12 +163,12 @@ def _check_environment(_: Subject) -> Finding:
 
 
 def _check_plugins(_: Subject) -> Finding:
-    def check_scheduler(plugin: Plugin) -> None:
+    def check_scheduler(plugin: EntryPoint) -> None:
         if not isinstance(plugin.load(), choices.Scheduler):
             raise TypeError(f"{plugin.value} is not a clusterrun Scheduler")
 
     schedulers = load_all(PluginGroup.SCHEDULERS, check_scheduler)[1]
-    found = "; ".join(str(each) for group in PluginGroup for each in plugins(group))
+    found = "; ".join(plugin_text(each) for group in PluginGroup for each in plugins(group))
     if broken := (*schedulers, *plugin_checks(), *causes()[1]):
         return note("config.plugins", "; ".join(broken), "reinstall the package, or uninstall it")
     return ok("config.plugins", found or "no installed package adds to clusterrun")

@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from clusterrun.backends.status import JobStatus
 from clusterrun.diagnosis.collectives import Recordings, Stuck, StuckKind, wording
 from clusterrun.diagnosis.kinds import NoteSource
 from clusterrun.diagnosis.lines import PrintedLine
@@ -20,13 +19,16 @@ from clusterrun.diagnosis.scan import Scanner
 from clusterrun.diagnosis.table import Role
 from clusterrun.errors import ClusterrunError
 from clusterrun.logs.merge import no_collection
-from clusterrun.node.watch.hangs import RankPlace, from_data
 from clusterrun.rundir.attempt import read_attempt
 from clusterrun.rundir.end import answer_path, request_look
 from clusterrun.rundir.events import EventType, read_ends
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared.files import read_json
 from clusterrun.shared.state import JobState
+
+if TYPE_CHECKING:  # slow to import
+    from clusterrun.backends.status import JobStatus
+    from clusterrun.node.watch.hangs import RankPlace
 
 RECORDER = "flight recorder"  # a source of evidence
 LASTING_S: Final = 10.0  # a wait of a healthy training is shorter
@@ -74,6 +76,8 @@ def _make_hang(
     nodes: dict[int, str], stacks: Mapping[str, Any], dumps: list[Path], only: set[int] | None
 ) -> Hang:
     """Compare stacks, and the flight-recorder dumps of the ranks `only`; None: of all ranks."""
+    from clusterrun.node.watch.hangs import from_data
+
     places = tuple(from_data(stacks))
     waiting = [x.rank for x in places if x.is_waiting and not x.state]  # state "": it runs
     recordings = Recordings(len(nodes), waiting)

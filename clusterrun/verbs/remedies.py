@@ -10,19 +10,11 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from clusterrun.backends.evidence import ProgressSource
-from clusterrun.backends.status import JobStatus
 from clusterrun.config.secrets import redacted
-from clusterrun.config.spec import JobSpec
 from clusterrun.diagnosis.kinds import Advice, Retry
 from clusterrun.errors import ClusterrunError, Exit
-from clusterrun.estimates.inputs import GIB
-from clusterrun.estimates.speed import segments
-from clusterrun.estimates.steps import smaller_passes
-from clusterrun.launch.inputs import batch_of, with_number
-from clusterrun.launch.plan import Plan
 from clusterrun.rundir.end import Cause
 from clusterrun.rundir.outcome import Outcome, ShortVerdict, VerdictRule, hints_of
 from clusterrun.rundir.reading import read_plan
@@ -32,6 +24,11 @@ from clusterrun.shared.checkpoint_files import ANY, Checkpoint, IncompleteError
 from clusterrun.shared.hostlist import fold_hosts, fold_ranks, parse_hostlist
 from clusterrun.shared.state import JobState
 from clusterrun.verbs.find import configuration
+
+if TYPE_CHECKING:  # slow to import
+    from clusterrun.backends.status import JobStatus
+    from clusterrun.config.spec import JobSpec
+    from clusterrun.launch.plan import Plan
 
 MIB: Final = 1 << 20
 _REPEATS: Final = (VerdictRule.SAME_CAUSE, VerdictRule.WOULD_REPEAT)
@@ -141,6 +138,9 @@ def _filled_in(advice: Advice, run: Run) -> Advice:
 
 def _smaller_batch(run: Run) -> list[Advice]:
     """Return a smaller micro-batch: as settings if `plan` chose it, or as script options."""
+    from clusterrun.estimates.steps import smaller_passes
+    from clusterrun.launch.inputs import batch_of, with_number
+
     spec = run.spec
     options = None if spec.planned else batch_of(spec.args)  # micro-batch, accumulation
     if spec.planned:
@@ -169,6 +169,8 @@ def _smaller_batch(run: Run) -> list[Advice]:
 
 def _longer_time_limit(run: Run) -> list[Advice]:
     """Return the time limit for the steps that are left; twice the limit if the rate is unknown."""
+    from clusterrun.backends.evidence import ProgressSource
+
     progress, saved = run.job.progress, run.checkpoint
     is_reported = progress.source is ProgressSource.REPORTED  # printed ones may be of one epoch
     if not (run.is_newest and is_reported and progress.total and progress.rate_per_s):
@@ -183,6 +185,8 @@ def _longer_time_limit(run: Run) -> list[Advice]:
     duration = f"{clock(left_s)} at {progress.rate_per_s:.3g} steps/s"
     text = f"{left:,} steps are left, {duration}, plus a tenth for starts and saves"
     advice = [Advice(text=text, run=run.resume_command("--time", clock(60 * minutes)))]
+    from clusterrun.estimates.speed import segments
+
     jobs = segments(left_s, run.job.limit_s) if saved and run.job.limit_s else 1
     if jobs > 1:
         text = f"or keep the limit and let {jobs} jobs run one after another"
@@ -198,7 +202,7 @@ def _more_memory(run: Run) -> list[Advice]:
         return [Advice(text=what, run=run.resume_command("--mem", f"{2 * int(size[1])}{size[2]}"))]
     if run.verdict.allowed and run.plan.cluster.scheduler.reads_sbatch:
         twice = format_bytes(math.ceil(2 * run.verdict.allowed / MIB) * MIB).removesuffix("iB")
-        what = f"double the memory, now {run.verdict.allowed / GIB:.3g} GiB per node"
+        what = f"double the memory, now {run.verdict.allowed / 2**30:.3g} GiB per node"
         return [Advice(text=what, run=run.resume_command("--mem", twice))]
     return []
 

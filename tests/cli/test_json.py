@@ -263,7 +263,7 @@ def test_a_wait_that_is_interrupted_still_prints_the_job(
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("clusterrun.cli.shared.closing.wait", interrupted)
+    monkeypatch.setattr("clusterrun.verbs.status.wait", interrupted)
     said = slurm("submit", "-N2", "--device", "cpu", "--wait", "--json", "train.py")
     assert said.code == 130
     assert (json.loads(said.out)["job_id"], json.loads(said.out)["state"]) == ("101", None)

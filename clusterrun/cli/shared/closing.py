@@ -7,11 +7,10 @@ import os
 import shlex
 import signal
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared import job_view, output
 from clusterrun.cli.shared.output import Command, Row, labelled
 from clusterrun.diagnosis.kinds import Retry
@@ -23,7 +22,9 @@ from clusterrun.shared.amounts import clock
 from clusterrun.shared.state import JobState
 from clusterrun.shared.wording import count
 from clusterrun.verbs.find import find_record
-from clusterrun.verbs.status import wait
+
+if TYPE_CHECKING:  # slow to import
+    from clusterrun.backends.status import JobStatus
 
 _MOST_LINES: Final = 6  # of an error: the block fits a terminal of 24 rows
 RETRIES: Final = {
@@ -159,6 +160,8 @@ def await_end(record: JobRecord, data: dict[str, Any] | None, *, follow: bool) -
     if follow and _follow(record) == Exit.INTERRUPTED:
         output.say(how_to_end)
         return Exit.INTERRUPTED
+    from clusterrun.verbs.status import wait
+
     end: dict[str, Any] = {}
     try:
         ended = wait(record, stuck=job_view.warn_stuck, rest=job_view.WaitLine().pause)

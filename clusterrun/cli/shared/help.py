@@ -64,3 +64,22 @@ class GroupedCommand(click.Command):
 def under(heading: str, *, common: bool = True) -> Callable[..., Callable[[Any], Any]]:
     """Return `click.option` for options of one heading; the short help leaves out uncommon ones."""
     return functools.partial(click.option, cls=GroupedOption, heading=heading, common=common)
+
+
+def _explain(ctx: click.Context, _: click.Parameter, name: str | None) -> None:
+    """Print the page of --explain, and exit."""
+    verbs = ctx.find_root().command
+    if name is not None and isinstance(verbs, click.Group):
+        if verb := verbs.get_command(ctx, "explain"):
+            ctx.invoke(verb, name=name)
+        ctx.exit()
+
+
+explain_option = click.option(
+    "--explain",
+    metavar="ID",
+    help="explain a cause, check or rule, as clusterrun explain does",
+    callback=_explain,
+    is_eager=True,
+    expose_value=False,
+)

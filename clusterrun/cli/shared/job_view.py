@@ -7,16 +7,9 @@ import shlex
 import time
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta, timezone
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from clusterrun.backends.evidence import (
-    AttemptSummary,
-    ProgressSource,
-    TrainingProgress,
-    read_evidence,
-)
 from clusterrun.backends.slurm.reasons import Fact, FactKind, Outlook, PendingReason, Sooner
-from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared import output
 from clusterrun.diagnosis.kinds import Certainty
 from clusterrun.errors import UsageError
@@ -30,6 +23,10 @@ from clusterrun.shared.hostlist import fold_hosts, fold_ranks, named, parse_host
 from clusterrun.shared.state import JobState
 from clusterrun.shared.wording import count
 from clusterrun.verbs.find import FORWARDED, is_of_other_project, locate, refuse_elsewhere
+
+if TYPE_CHECKING:  # slow to import
+    from clusterrun.backends.evidence import AttemptSummary, TrainingProgress
+    from clusterrun.backends.status import JobStatus
 
 _TRACEBACK = "Traceback (most recent call last):"
 
@@ -268,6 +265,8 @@ def eta_s(job: JobStatus) -> float | None:
 
 def silence(progress: TrainingProgress) -> str:
     """Return `last reported 00:02:31 ago` if no step has ended for unusually long, else ""."""
+    from clusterrun.backends.evidence import ProgressSource
+
     silent_s = time.time() - (progress.reported_at or 0.0)
     step_s = 1.0 / progress.rate_per_s if progress.rate_per_s else SILENCE_S
     is_usual = silent_s <= max(SILENCE_S, SILENT_STEPS * step_s)
@@ -377,6 +376,8 @@ class WaitLine:
 
 def activity(job: JobStatus) -> str:
     """Return what a job does. Its files show the start sooner than the scheduler does."""
+    from clusterrun.backends.evidence import read_evidence
+
     record, progress, paths = job.record, job.progress, job.record.paths
     state, evidence = job.state, read_evidence(paths)
     has_begun = bool(evidence.attempt) and not paths.outcome(evidence.attempt).exists()

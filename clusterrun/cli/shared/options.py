@@ -84,25 +84,6 @@ parsable_option = under("Output", common=False)(
 )
 
 
-def _explain(ctx: click.Context, _: click.Parameter, name: str | None) -> None:
-    """Print the page of --explain, and exit."""
-    verbs = ctx.find_root().command
-    if name is not None and isinstance(verbs, click.Group):
-        if verb := verbs.get_command(ctx, "explain"):
-            ctx.invoke(verb, name=name)
-        ctx.exit()
-
-
-explain_option = click.option(
-    "--explain",
-    metavar="ID",
-    help="explain a cause, check or rule, as clusterrun explain does",
-    callback=_explain,
-    is_eager=True,
-    expose_value=False,
-)
-
-
 class HowToAnswer(NamedTuple):
     """How a verb that submits a job answers; with `wait` or `follow`, also with the job's end."""
 
