@@ -98,8 +98,11 @@ class PluginGroup(str, Enum):
 def plugins(group: PluginGroup) -> Sequence[EntryPoint]:
     """Return the entry points of a group; nothing of them is imported."""
     for path in _metadata_paths(tuple(sys.path)).values():
-        with contextlib.suppress(OSError), open(os.path.join(path, "entry_points.txt")) as file:
-            if group.value in file.read():
+        with (
+            contextlib.suppress(OSError),
+            open(os.path.join(path, "entry_points.txt"), "rb") as file,
+        ):
+            if group.value.encode() in file.read():
                 from importlib.metadata import entry_points
 
                 return tuple(entry_points(group=group.value))
