@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -95,7 +96,8 @@ def command(
         text = "--attempt, --bundle and --stacks need a run of clusterrun"
         raise UsageError(text, hint="pass its job id or directory, not a log")
     if record is None:
-        found = diagnose_logs(logs, stdin=sys.stdin.buffer, state=state)
+        stdin = sys.stdin.buffer if sys.stdin else io.BytesIO()  # None: closed
+        found = diagnose_logs(logs, stdin=stdin, state=state)
     elif stacks:
         return _show_stacks(record, as_json=as_json)
     else:
@@ -119,30 +121,25 @@ def command(
 
 
 def _find(words: Sequence[str]) -> tuple[JobRecord | None, Sequence[str], JobState | None]:
-    """Return the run that is meant, or the logs to read, and a state that Slurm knows."""
-    if len(words) > 1 or any(map(_is_log, words)):
+    """Return the run that is meant, or the logs to read, and a state that Slurm knows.
+
+    A run comes before a file or a directory of its name, and both come before Slurm.
+    """
+    if len(words) > 1 or any(x == STDIN or x.lower().endswith(LOG_ENDS) for x in words):
         return None, words, None
     word = words[0] if words else None
     try:
         return find_announced(word), (), None
     except JobNotFoundError as unknown:
-        if word is None:
+        if not word:
             raise
-        return None, *_of_others(word, unknown)
+        if Path(word).exists():  # it may be a pipe: <(command)
+            return None, words, None
+        return None, *_ask_slurm(word, unknown)
 
 
-def _is_log(word: str) -> bool:
-    """Return whether a word names a log, which may be missing, and not a run or a directory."""
-    path = Path(word)
-    if path.exists():
-        return not path.is_dir()  # it may be a pipe: <(command)
-    return word == STDIN or path.suffix.lower() in LOG_ENDS
-
-
-def _of_others(word: str, unknown: JobNotFoundError) -> tuple[Sequence[str], JobState | None]:
-    """Return the logs in a directory, or those that Slurm names for a job, and the job's state."""
-    if Path(word).is_dir():
-        return [word], None
+def _ask_slurm(word: str, unknown: JobNotFoundError) -> tuple[Sequence[str], JobState | None]:
+    """Return the logs that Slurm names for a job, and the state that all its tasks have."""
     if not _SLURM_ID.fullmatch(word) or not shell.find("scontrol"):
         raise unknown
     from clusterrun.backends.slurm.query import outputs_of  # most logs are named
@@ -151,9 +148,13 @@ def _of_others(word: str, unknown: JobNotFoundError) -> tuple[Sequence[str], Job
     if not logs:
         hint = f"pass its log: clusterrun diagnose slurm-{word}.out"
         raise JobNotFoundError(f"{unknown.message}, nor in Slurm", hint=hint) from unknown
-    named = " and ".join(logs) if len(logs) <= _NAMED else count(len(logs), "log")
-    output.say(f"job {word} is {', '.join(sorted(states))} in Slurm; reading {named}")
-    return logs, next(iter(states)) if len(states) == 1 else None
+    known = f"job {word} is {', '.join(sorted(states))} in Slurm"
+    found = [log for log in logs if Path(log).exists()]
+    if not found:
+        raise UsageError(f"{known}, and has no log here", hint=f"Slurm names its log: {logs[0]}")
+    named = " and ".join(found) if len(found) <= _NAMED else count(len(found), "log")
+    output.say(f"{known}; reading {named}")
+    return found, next(iter(states)) if len(states) == 1 else None
 
 
 def _rows(found: Diagnosis) -> Iterator[output.Row]:

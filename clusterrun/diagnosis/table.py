@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -112,34 +114,34 @@ Table = Mapping[str, KnownCause]
 @functools.cache
 def built_in() -> Table:
     """Return the causes by id, from the generated file if it is that of the YAML files."""
-    files = {file.name: file.stat().st_size for file in sorted(CAUSES.glob("*.yaml"))}
-    if (generated := CAUSES / GENERATED).exists():
-        known = json.loads(generated.read_text(encoding="utf-8"))
-        if known["files"] == files:
-            return _table(known["rows"], iter(known["literals"]))
-    return parse((CAUSES / name).read_text(encoding="utf-8") for name in files)
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        known = json.loads((CAUSES / GENERATED).read_text(encoding="utf-8"))
+        if known["files"] == _checksums():
+            causes = [_cause(row, iter(literals)) for row, literals in known["causes"]]
+            return {cause.id: cause for cause in causes}
+    return parse(file.read_text(encoding="utf-8") for file in sorted(CAUSES.glob("*.yaml")))
+
+
+def _checksums() -> dict[str, int]:
+    return {file.name: zlib.crc32(file.read_bytes()) for file in sorted(CAUSES.glob("*.yaml"))}
 
 
 def generated() -> str:
     """Return the content of the generated file, with which no YAML and no pattern is parsed."""
-    files = sorted(CAUSES.glob("*.yaml"))
-    rows = _rows(file.read_text(encoding="utf-8") for file in files)
-    signs = [sign for cause in _table(rows, iter(())).values() for sign in cause.signs]
-    data = {
-        "files": {file.name: file.stat().st_size for file in files},
-        "rows": rows,
-        "literals": [sign.text.literals for sign in signs],
-    }
-    return json.dumps(data, ensure_ascii=False, indent=0) + "\n"
+    rows = _rows(file.read_text(encoding="utf-8") for file in sorted(CAUSES.glob("*.yaml")))
+    pairs = [[row, [x.text.literals for x in _cause(row, iter(())).signs]] for row in rows]
+    lines = ",\n".join(json.dumps(pair, ensure_ascii=False) for pair in pairs)  # to be compared
+    return f'{{"files": {json.dumps(_checksums())}, "causes": [\n{lines}\n]}}\n'
 
 
 def parse(texts: Iterable[str]) -> Table:
     """Read YAML lists of causes. Raises YAMLError, re.error and others."""
-    table = _table(_rows(texts), iter(()))
-    for sign in (sign for cause in table.values() for sign in cause.signs):
-        for pattern in filter(None, (sign.text, sign.near, sign.unless)):
-            _ = pattern.compiled  # a plug-in's mistake is found here
-    return table
+    causes = [_cause(row, iter(())) for row in _rows(texts)]
+    patterns = [x for each in causes for sign in each.signs for x in (sign.text, sign.near)]
+    patterns += [sign.unless for each in causes for sign in each.signs]
+    for pattern in filter(None, (*patterns, *(each.repeats for each in causes))):
+        _ = pattern.compiled  # a plug-in's mistake is found here
+    return {cause.id: cause for cause in causes}
 
 
 def _rows(texts: Iterable[str]) -> list[Any]:
@@ -149,14 +151,8 @@ def _rows(texts: Iterable[str]) -> list[Any]:
     return [row for text in texts for row in yaml.load(text, Loader=loader)]
 
 
-def _table(rows: Iterable[Any], literals: Iterator[Sequence[str]]) -> Table:
-    """Read causes; `literals` are those of all signs in their order, or none."""
-    causes = [_cause(row, literals) for row in rows]
-    return {cause.id: cause for cause in causes}
-
-
 def _cause(row: Any, literals: Iterator[Sequence[str]]) -> KnownCause:
-    """Read a cause from a mapping, whose `role` is the default role of its signs."""
+    """Read a cause, whose `role` is the default of its signs; `literals` are theirs, or none."""
     values = {**row, "id": str(row["id"])}
     role = Role(values.pop("role", Role.ROOT))
     do, repeats = values.pop("do", ()), values.pop("repeats", None)

@@ -21,7 +21,7 @@ from clusterrun.health.examine import Check
 from clusterrun.health.gpus import ANSWER_S, GpuAnswer, device_names, gpu_checks
 from clusterrun.launch.plan import Plan
 from clusterrun.shared.files import needed_descriptors
-from clusterrun.shared.finding import Finding
+from clusterrun.shared.finding import Finding, skip
 from clusterrun.shared.installed import PluginGroup, load_all
 
 if TYPE_CHECKING:
@@ -146,15 +146,26 @@ def plugin_checks() -> tuple[str, ...]:
 
     def add(plugin: EntryPoint) -> None:
         kept = dict(_CHECKS)
-        plugin.load()
-        added = {name: each for name, each in _CHECKS.items() if kept.get(name) is not each}
-        _CHECKS.clear()
-        _CHECKS.update(kept)
+        try:
+            plugin.load()
+            added = {name: each for name, each in _CHECKS.items() if kept.get(name) is not each}
+        finally:
+            _CHECKS.clear()
+            _CHECKS.update(kept)
         if taken := sorted(added.keys() & {*before, *kept}):
             raise ValueError(f"{', '.join(taken)} exists already")
-        _CHECKS.update({name: each._replace(is_quick=False) for name, each in added.items()})
+        for name, (run, page, _) in added.items():
+            _CHECKS[name] = OwnCheck(partial(_run_foreign, name, run), page, is_quick=False)
 
-    return load_all(PluginGroup.CHECKS, add)[1]
+    return tuple(load_all(PluginGroup.CHECKS, add)[1])
+
+
+def _run_foreign(name: str, run: _Run, needs: Needs) -> Finding:
+    """Run a check of a package: one that raises anything is skipped."""
+    try:
+        return run(needs)
+    except Exception as error:  # noqa: BLE001 - it is not ours
+        return skip(name, f"the check raised {error!r}")
 
 
 def pages() -> Mapping[str, CheckPage]:

@@ -115,9 +115,7 @@ def plugin_text(plugin: EntryPoint) -> str:
     return f"{plugin.group.rpartition('.')[2]} '{plugin.name}'{package}"
 
 
-def load_all(
-    group: PluginGroup, read: Callable[[EntryPoint], T]
-) -> tuple[list[T], tuple[str, ...]]:
+def load_all(group: PluginGroup, read: Callable[[EntryPoint], T]) -> tuple[list[T], list[str]]:
     """Return what `read` makes of each plug-in, and a line for each for which it raises."""
     found, broken = list[T](), list[str]()
     for plugin in plugins(group):
@@ -126,4 +124,4 @@ def load_all(
         except (Exception, SystemExit) as error:  # noqa: BLE001 - it is not ours
             why = shortened(" ".join(repr(error).split()), _LETTERS)
             broken.append(f"{plugin_text(plugin)} cannot be loaded: {why}")
-    return found, tuple(broken)
+    return found, broken

@@ -176,7 +176,7 @@ def causes() -> tuple[Table, tuple[str, ...]]:
             raise ValueError(f"{', '.join(taken)} exists already")
         table.update(added)
 
-    return table, load_all(PluginGroup.CAUSES, add)[1]
+    return table, tuple(load_all(PluginGroup.CAUSES, add)[1])
 
 
 def diagnose_logs(
@@ -252,7 +252,8 @@ def _lines_of(names: Sequence[str], stdin: BinaryIO) -> Iterator[PrintedLine]:
                     text = raw.decode("utf-8", "replace")
                     yield read_line(text, number=number, file=own, rank=rank)
         except OSError as error:
-            raise UsageError(f"cannot read the log '{name}'", cause=error.strerror or "") from error
+            text, hint = f"cannot read the log '{name}'", "pass one job, or one or more logs"
+            raise UsageError(text, cause=error.strerror or "", hint=hint) from error
 
 
 # Evidence beside the logs: of the agents, of Slurm, and what nodes noted

@@ -51,6 +51,7 @@ BROKEN = {
     "raises": "RuntimeError('not\\nours')",
     "leaves": "SystemExit(3)",
     "taken": "ValueError('node.shm exists already')",
+    "half": "NameError(",
 }
 TAKEN = """
 from clusterrun.health.node import CheckPage, check
@@ -58,20 +59,30 @@ from clusterrun.health.node import CheckPage, check
 page = CheckPage(looks_at="a thing", fails="it is bad", why="It ends.", fix=["mend it"])
 check("node.shm", page)(lambda needs: 1 / 0)
 """
+BAD = "- {id: ours, means: It is bad., repeats: '(', signs: [purge]}"
 
 
 def test_a_broken_package_is_one_line(here: Project) -> None:
     points = [("clusterrun.checks", f"n{n}", name) for n, name in enumerate(BROKEN)]
     points += [("clusterrun.causes", "empty", "empty"), ("clusterrun.schedulers", "no", "empty:NO")]
+    points += [("clusterrun.causes", "pattern", "pattern"), ("clusterrun.checks", "ours", "ours")]
     modules = {"raises": "raise RuntimeError('not\\nours')", "leaves": "raise SystemExit(3)"}
+    modules |= {name: TAKEN.replace("node.shm", f"node.{name}") for name in ("ours", "half")}
+    modules["half"] += "nothing\n"
     install(here, points, empty="", taken=TAKEN, **modules)
+    (here.path / "packages" / "pattern").mkdir()
+    (here.path / "packages" / "pattern" / "bad.yaml").write_text(BAD)
     (here.path / "job.log").write_text(LOG)
     done = here.cli("diagnose", "job.log")
     assert done.returncode == 0
     said = "causes 'empty' of example-site 1.0 cannot be loaded: AttributeError"
     assert [line for line in done.stderr.splitlines() if said in line]
-    done = here.cli("doctor", "--only", "config.plugins,node.shm")
+    done = here.cli("doctor", "-v", "--only", "config.plugins,node.shm,node.ours")
     assert (done.returncode, "Traceback" in done.stderr) == (0, False)
     (line,) = (line for line in done.stdout.splitlines() if "config.plugins" in line)
-    assert [text for text in (*BROKEN.values(), said, "schedulers 'no'") if text not in line] == []
-    assert "ZeroDivisionError" not in done.stdout
+    texts = (*BROKEN.values(), said, "schedulers 'no'", "causes 'pattern'")
+    assert [text for text in texts if text not in line] == []
+    # What a package adds and then raises is skipped; what could not be loaded does not run.
+    assert re.findall(r"^(\w+) +node\.(\w+) .*ZeroDivisionError", done.stdout, re.MULTILINE) == [
+        ("skip", "ours")
+    ]
