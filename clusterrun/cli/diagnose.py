@@ -127,27 +127,25 @@ def _find(words: Sequence[str]) -> tuple[JobRecord | None, Sequence[str], JobSta
     """
     if len(words) > 1 or any(x == STDIN or x.lower().endswith(LOG_ENDS) for x in words):
         return None, words, None
-    word = words[0] if words else None
+    word = words[0] if words else ""
     try:
-        return find_announced(word), (), None
+        return find_announced(word if words else None), (), None
     except JobNotFoundError as unknown:
-        if not word:
-            raise
-        if Path(word).exists():  # it may be a pipe: <(command)
+        if word and Path(word).exists():  # it may be a pipe: <(command)
             return None, words, None
         return None, *_ask_slurm(word, unknown)
 
 
 def _ask_slurm(word: str, unknown: JobNotFoundError) -> tuple[Sequence[str], JobState | None]:
     """Return the logs that Slurm names for a job, and the state that all its tasks have."""
-    if not _SLURM_ID.fullmatch(word) or not shell.find("scontrol"):
-        raise unknown
-    from clusterrun.backends.slurm.query import outputs_of  # most logs are named
+    states, logs = frozenset[JobState](), tuple[str, ...]()
+    if _SLURM_ID.fullmatch(word) and shell.find("scontrol"):
+        from clusterrun.backends.slurm.query import outputs_of  # most logs are named
 
-    states, logs = outputs_of(word)
+        states, logs = outputs_of(word)
     if not logs:
-        hint = f"pass its log: clusterrun diagnose slurm-{word}.out"
-        raise JobNotFoundError(f"{unknown.message}, nor in Slurm", hint=hint) from unknown
+        hint = "or pass the job's log, such as slurm-4711.out; - is standard input"
+        raise JobNotFoundError(unknown.message, hint=(*unknown.hints, hint)) from unknown
     known = f"job {word} is {', '.join(sorted(states))} in Slurm"
     found = [log for log in logs if Path(log).exists()]
     if not found:

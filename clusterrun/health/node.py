@@ -163,8 +163,9 @@ def plugin_checks() -> tuple[str, ...]:
 def _run_foreign(name: str, run: _Run, needs: Needs) -> Finding:
     """Run a check of a package: one that raises anything is skipped."""
     try:
-        return run(needs)
-    except Exception as error:  # noqa: BLE001 - it is not ours
+        found = run(needs)
+        return found if isinstance(found, Finding) else skip(name, f"it returned {found!r}")
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - it is not ours
         return skip(name, f"the check raised {error!r}")
 
 

@@ -122,6 +122,6 @@ def load_all(group: PluginGroup, read: Callable[[EntryPoint], T]) -> tuple[list[
         try:
             found.append(read(plugin))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - it is not ours
-            why = shortened(" ".join(repr(error).split()), _LETTERS)
-            broken.append(f"{plugin_text(plugin)} cannot be loaded: {why}")
+            why = " ".join(f"{type(error).__name__}: {error}".split())
+            broken.append(f"{plugin_text(plugin)} cannot be loaded: {shortened(why, _LETTERS)}")
     return found, broken

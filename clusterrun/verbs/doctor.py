@@ -170,7 +170,9 @@ def _check_plugins(_: Subject) -> Finding:
     schedulers = load_all(PluginGroup.SCHEDULERS, check_scheduler)[1]
     found = "; ".join(plugin_text(each) for group in PluginGroup for each in plugins(group))
     if broken := (*schedulers, *plugin_checks(), *causes()[1]):
-        return note("config.plugins", "; ".join(broken), "reinstall the package, or uninstall it")
+        return note(
+            "config.plugins", "; ".join(broken), "correct or reinstall the package, or uninstall it"
+        )
     return ok("config.plugins", found or "no installed package adds to clusterrun")
 
 

@@ -48,10 +48,10 @@ def test_the_package_of_the_page_adds_a_check_and_a_cause(here: Project) -> None
 
 BROKEN = {
     "one.missing": "ModuleNotFoundError",
-    "raises": "RuntimeError('not\\nours')",
-    "leaves": "SystemExit(3)",
-    "taken": "ValueError('node.shm exists already')",
-    "half": "NameError(",
+    "raises": "RuntimeError: not ours",
+    "leaves": "SystemExit: 3",
+    "taken": "ValueError: node.shm exists already",
+    "half": "NameError: ",
 }
 TAKEN = """
 from clusterrun.health.node import CheckPage, check

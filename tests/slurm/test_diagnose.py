@@ -161,4 +161,4 @@ def test_a_job_of_another_tool_by_its_id(here: Project, cluster: Cluster) -> Non
     assert found["verdict"]["class"] == "user_code_exception"
     unknown = here.cli("diagnose", "999999")
     assert unknown.returncode == 4
-    assert ", nor in Slurm\n  hint: pass its log" in unknown.stderr
+    assert "or pass the job's log, such as slurm-4711.out" in unknown.stderr
