@@ -131,7 +131,7 @@ def _find(words: Sequence[str]) -> tuple[JobRecord | None, Sequence[str], JobSta
     try:
         return find_announced(word if words else None), (), None
     except JobNotFoundError as unknown:
-        if word and Path(word).exists():  # it may be a pipe: <(command)
+        if word and os.path.exists(word):  # it may be a pipe: <(command)
             return None, words, None
         return None, *_ask_slurm(word, unknown)
 
@@ -147,7 +147,7 @@ def _ask_slurm(word: str, unknown: JobNotFoundError) -> tuple[Sequence[str], Job
         hint = "or pass the job's log, such as slurm-4711.out; - is standard input"
         raise JobNotFoundError(unknown.message, hint=(*unknown.hints, hint)) from unknown
     known = f"job {word} is {', '.join(sorted(states))} in Slurm"
-    found = [log for log in logs if Path(log).exists()]
+    found = [log for log in logs if os.path.exists(log)]  # False: or it may not be seen
     if not found:
         raise UsageError(f"{known}, and has no log here", hint=f"Slurm names its log: {logs[0]}")
     named = " and ".join(found) if len(found) <= _NAMED else count(len(found), "log")

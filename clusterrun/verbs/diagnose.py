@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import os
 import re
 import signal
 import sys
@@ -195,7 +196,7 @@ def diagnose_logs(
 
 def _logs_in(name: str) -> list[str]:
     """Return the logs of a directory, by their names and in their order; of a file, itself."""
-    if name == STDIN or not Path(name).is_dir():
+    if name == STDIN or not os.path.isdir(name):
         return [name]
     found = (path for path in Path(name).rglob("*") if path.suffix.lower() in LOG_ENDS)
     if logs := sorted(str(path) for path in found if path.is_file()):

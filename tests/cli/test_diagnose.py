@@ -85,6 +85,7 @@ def test_files_of_ranks_do_not_hide_each_others_errors(here: CommandLine) -> Non
         (("empty",), "no log in the directory 'empty'"),
         (("missing.log",), "cannot read the log 'missing.log'"),
         (("99999",), "no job or run '99999'"),
+        (("9" * 300,), "no job or run '999"),  # as a file, it cannot be looked up
         (("99999",), "; or pass the job's log, such as slurm-4711.out; - is standard input"),
         (("4711", "--attempt", "3"), "job 4711 has no attempt 3\n  hint: choose 1"),
     ],
